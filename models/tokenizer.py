@@ -1,0 +1,87 @@
+"""A byte-level BPE tokenizer trained on a corpus, saved as a Hugging Face folder with a chat template.
+
+The pre-tokenizer keeps a name's ids free of its surroundings (needed to copy it): a word or a number takes one leading space with
+it, and every other character stands alone, so " Peru" is the same ids before ")", ";", "?" and a tag. Merges never cross these cuts.
+`transformers` is imported inside the functions: it costs about a second.
+"""
+
+import pathlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = ("system", "user", "assistant", "tool")
+TAGS = ("think", "search", "information", "answer", "open")
+
+# Role token, one space, content: the first word carries its space as every later word does.
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}"
+    "{{ raise_exception('unknown role ' + message['role']) }}"
+    "{%- endif -%}"
+    "{{ '<|' + message['role'] + '|> ' + message['content'] | trim + '<|end|>' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
+)
+_PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | pathlib.Path) -> "PreTrainedTokenizerFast":
+    """Trains byte-level BPE on `texts`, saves the folder `out_dir`, and returns the tokenizer read back from it.
+
+    `vocab_size` counts the 256 bytes and the added tokens (five pairs of tags, four roles, pad, end); a small corpus may give
+    fewer. A closing tag takes one space on its left with it: "<search> Peru </search>" is `<search>`, " Peru", `</search>`.
+    Raises ValueError when `vocab_size` does not hold the bytes and the added tokens.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    added = [AddedToken(text, normalized=False, special=True) for text in (PAD, *(f"<|{role}|>" for role in ROLES), END)]
+    for tag in TAGS:
+        added.append(AddedToken(f"<{tag}>", normalized=False, special=True))
+        added.append(AddedToken(f"</{tag}>", normalized=False, special=True, lstrip=True))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + len(added):
+        raise ValueError(
+            f"vocab_size: got {vocab_size}, want at least {len(alphabet) + len(added)} "
+            f"({len(alphabet)} bytes + {len(added)} added tokens); raise vocab_size"
+        )
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    # The added tokens stay out of the BPE vocabulary: a copy without them cannot produce their ids from text.
+    backend.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=vocab_size - len(added), initial_alphabet=alphabet, show_progress=False),
+    )
+    backend.add_special_tokens(added)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.save_pretrained(str(out_dir))
+    return load_tokenizer(out_dir)
+
+
+def load_tokenizer(folder: str | pathlib.Path) -> "PreTrainedTokenizerFast":
+    """Reads a Hugging Face tokenizer folder (`tokenizer.json` and its config). Raises FileNotFoundError when it is not one."""
+    path = pathlib.Path(folder)
+    if not (path / "tokenizer.json").is_file():
+        raise FileNotFoundError(
+            f"tokenizer: got {path}, want a folder with tokenizer.json; train one (models.tokenizer.train_tokenizer) or "
+            "give the folder of a fast tokenizer"
+        )
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)

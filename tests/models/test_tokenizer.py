@@ -1,0 +1,103 @@
+"""A name has the same ids wherever it stands, and the saved folder is one that transformers reads back to equal ids."""
+
+import pytest
+
+from models.codec import Codec
+from models.tokenizer import load_tokenizer, train_tokenizer
+
+NAMES = ["Peru", "United States", "Cote d'Ivoire", "Guinea-Bissau", "St. John's", "Washington, D.C.", "São Tomé", "+51", "1898", "PEN"]
+CORPUS = [f"What is the capital of {name} ? Doc 1(Title: {name}) capital: {name}; currency: {name}" for name in NAMES] * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(CORPUS, 340, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def codec(folder):
+    return Codec(load_tokenizer(folder))
+
+
+def _contains(ids, part):
+    return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))
+
+
+class _Message:
+    def __init__(self, role, content):
+        self.role, self.content = role, content
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name_has_the_same_ids_everywhere(codec, name):
+    ids = codec._plain.encode(f" {name}", add_special_tokens=False).ids
+    sampled = codec.encode_action("<search> x </search>")
+    places = {
+        "question": codec.start([_Message("user", f"What is the capital of {name} ?")]),
+        "first word": codec.start([_Message("user", name)]),
+        "title": codec.extend(sampled, f"<information>\nDoc 1(Title: {name}) about: {name}; more\n</information>"),
+        "value at the end": codec.extend(sampled, f"Doc 1(Title: x) capital: {name}"),
+        "search": codec.encode_action(f"<think> I look for {name} . </think><search> {name} </search>"),
+        "answer": codec.encode_action(f"<answer> {name} </answer>"),
+        "no space before the closing tag": codec.encode_action(f"<answer> {name}</answer>"),
+    }
+    assert [place for place, got in places.items() if not _contains(got, ids)] == []
+
+
+def test_closing_tag_takes_its_space(codec):
+    # <search>, " Peru", </search>: a policy need not spend a token on the space
+    ids = codec.encode_action("<search> Peru </search>")
+    name = codec._plain.encode(" Peru", add_special_tokens=False).ids
+    assert ids == [*codec.encode_action("<search>"), *name, *codec.encode_action("</search>")]
+
+
+def test_transformers_reads_the_folder_to_equal_ids(folder, codec):
+    from transformers import AutoTokenizer
+
+    other = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    for text in [*NAMES, *CORPUS[:2], "<think> a </think><search> Peru </search>", "<|user|> a\n\n b<|end|>", "naïve 漢字 \t x"]:
+        assert other.encode(text, add_special_tokens=False) == codec._full.encode(text, add_special_tokens=False).ids
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Peru ?"}]
+    rendered = other.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert rendered == codec.start([_Message(**m) for m in messages])
+    assert len(other) == codec.vocab_size
+    assert (other.eos_token, other.pad_token) == ("<|end|>", "<|pad|>")
+
+
+def test_transformers_reads_the_folder_beside_a_model_config(folder, tmp_path):
+    # a model's config.json in the folder must not make AutoTokenizer pick another class with other ids
+    from transformers import AutoTokenizer
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    text = "<think> Peru </think> 1898 <|end|>"
+    want = AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)
+    for kind in ("llama", "qwen3"):
+        (tmp_path / "config.json").write_text('{"model_type": "%s"}' % kind)
+        assert AutoTokenizer.from_pretrained(tmp_path).encode(text, add_special_tokens=False) == want
+
+
+def test_every_byte_round_trips(codec):
+    text = "naïve 漢字 🙂 \t\n  two  spaces"
+    assert codec.view(codec._plain.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_vocab_size_counts_everything(folder):
+    assert len(load_tokenizer(folder)) == 340
+
+
+def test_too_small_a_vocabulary_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"vocab_size: got 100, want at least 272"):
+        train_tokenizer(CORPUS, 100, tmp_path)
+
+
+def test_missing_folder_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"want a folder with tokenizer.json"):
+        load_tokenizer(tmp_path / "none")
+
+
+def test_unknown_role_is_refused(codec):
+    with pytest.raises(ValueError, match=r"refuses roles \['critic'\]"):
+        codec.start([_Message("critic", "x")])

@@ -1,0 +1,62 @@
+"""Where parameters and batches live: logical axes of the model on the axes of a device mesh."""
+
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from models.config import ModelConfig
+from models.transformer import Params, init, logical_axes
+
+MESH_AXES = ("data", "fsdp", "tensor")
+# `embed` is the axis that every matrix has, so sharding it shards all of them; heads, mlp and vocab split the compute.
+RULES: Mapping[str, str | None] = {
+    "layers": None,
+    "embed": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "mlp": "tensor",
+}
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh (data, fsdp, tensor) over the first data·fsdp·tensor of `devices` (default: all)."""
+    devices = jax.devices() if devices is None else devices
+    need = data * fsdp * tensor
+    if min(data, fsdp, tensor) < 1 or need > len(devices):
+        raise ValueError(
+            f"mesh data={data} fsdp={fsdp} tensor={tensor}: got {len(devices)} devices, want {need} (each axis at least 1)"
+        )
+    return jax.make_mesh(
+        (data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:need]
+    )
+
+
+def param_shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Params:
+    """Sharding of every parameter, in the structure of `init`; an axis that the mesh does not divide is an error."""
+    shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+    named = logical_axes(config)
+
+    def place(path: tuple, leaf: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> NamedSharding:
+        spec = [rules[axis] for axis in axes]
+        for axis, size, target in zip(axes, leaf.shape, spec, strict=True):
+            if target is not None and size % mesh.shape[target]:
+                raise ValueError(
+                    f"{jax.tree_util.keystr(path)}: axis {axis!r} of {size} is not divisible by mesh axis {target!r} of "
+                    f"{mesh.shape[target]}; choose a smaller {target!r} or pass rules with {axis!r}: None"
+                )
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree_util.tree_map_with_path(place, shapes, named)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows (axis 0) over data and fsdp together; the other axes whole."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())

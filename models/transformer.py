@@ -1,0 +1,234 @@
+"""One decoder for the Llama / Qwen family: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+The nnx modules only *declare*: each parameter once, with its initialiser and its logical axes. `init` splits them once;
+from there on everything is a pure function of (params, arrays). Equal layers are stacked on a leading axis and scanned.
+Not covered: rope scaling, sliding windows, experts.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from models.attention import attend, exact, rope, rope_angles
+from models.config import ModelConfig
+
+Params = dict[str, Any]
+# Compiled programs with few layers run them unrolled: a scan copies every layer's residuals in and out of its stack.
+UNROLLED_LAYERS = 4
+
+
+# --- declaration ---------------------------------------------------------------------------------------------------
+
+
+def _param(value: Float[Array, "..."], *axes: str) -> nnx.Param:
+    return nnx.Param(value, axes=axes)
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Float[Array, "..."]:
+    return std * jax.random.normal(rngs.params(), shape, jnp.float32)
+
+
+class Attention(nnx.Module):
+    """Projections of one layer; per-head norms, biases and key shift where the config has them."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        N, K, H = config.n_heads, config.n_kv_heads, config.head_dim
+        wq, wk, wv, wo = (_mimetic_attention if config.init == "mimetic" else _normal_attention)(config, rngs)
+        self.wq = _param(wq, "embed", "heads", "head_dim")
+        self.wk = _param(wk, "embed", "kv_heads", "head_dim")
+        self.wv = _param(wv, "embed", "kv_heads", "head_dim")
+        self.wo = _param(wo, "heads", "head_dim", "embed")
+        if config.attention_bias:
+            self.bq = _param(jnp.zeros((N, H)), "heads", "head_dim")
+            self.bk = _param(jnp.zeros((K, H)), "kv_heads", "head_dim")
+            self.bv = _param(jnp.zeros((K, H)), "kv_heads", "head_dim")
+        if config.qk_norm:
+            # Mimetic: logits are 2/√H · q·k, so that a matching key stands out from the start.
+            self.q_norm = _param(jnp.full((H,), 2.0 if config.init == "mimetic" else 1.0), "head_dim")
+            self.k_norm = _param(jnp.ones((H,)), "head_dim")
+        if config.key_shift:
+            half = jnp.arange(K) < (K + 1) // 2
+            share = jnp.where(half, 0.92, 0.08)[:, None]
+            self.key_shift = _param(jnp.broadcast_to(jnp.log(share / (1 - share)), (K, H)), "kv_heads", "head_dim")
+
+
+class Mlp(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        D, F = config.d_model, config.d_ff
+        self.gate = _param(_normal(rngs, (D, F), D**-0.5), "embed", "mlp")
+        self.up = _param(_normal(rngs, (D, F), D**-0.5), "embed", "mlp")
+        self.down = _param(_normal(rngs, (F, D), (2 * config.n_layers * F) ** -0.5), "mlp", "embed")
+
+
+class Block(nnx.Module):
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = _param(jnp.ones((config.d_model,)), "embed")
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = _param(jnp.ones((config.d_model,)), "embed")
+        self.mlp = Mlp(config, rngs)
+
+
+class Decoder(nnx.Module):
+    """Embedding, stacked layers (leading axis `layers`), final norm, and a head of its own unless tied."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        V, D = config.vocab_size, config.d_model
+        self.embed = _param(_normal(rngs, (V, D), D**-0.5), "vocab", "embed")
+        stack = nnx.split_rngs(splits=config.n_layers)(nnx.vmap(lambda rngs: Block(config, rngs)))
+        self.blocks = stack(rngs)
+        self.final_norm = _param(jnp.ones((D,)), "embed")
+        if not config.tie_embeddings:
+            self.lm_head = _param(_normal(rngs, (D, V), D**-0.5), "embed", "vocab")
+
+
+def _normal_attention(config: ModelConfig, rngs: nnx.Rngs) -> tuple[Float[Array, "..."], ...]:
+    D, N, K, H = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    wq, wk, wv = (_normal(rngs, (D, heads, H), D**-0.5) for heads in (N, K, K))
+    return wq, wk, wv, _normal(rngs, (N, H, D), (2 * config.n_layers * N * H) ** -0.5)
+
+
+def _mimetic_attention(config: ModelConfig, rngs: nnx.Rngs) -> tuple[Float[Array, "..."], ...]:
+    """Wk = A, Wq = .9 A + .44 noise; Wv = Q with orthonormal columns, Wo = .7 Qᵀ (after Trockman & Kolter 2023).
+
+    A query resembles the keys of equal tokens, and what is attended is written back as it was: induction is near. Query
+    heads of one kv head share its A and Q but not the noise, and Wo is divided among them.
+    """
+    D, N, K, H, G = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim, config.groups
+    if K * H > D:
+        raise ValueError(f"init='mimetic': got n_kv_heads*head_dim={K * H}, want at most d_model={D}")
+    wk = _normal(rngs, (D, K, H), D**-0.5)
+    wq = 0.9 * jnp.repeat(wk, G, axis=1) + 0.44 * _normal(rngs, (D, N, H), D**-0.5)
+    wv = jnp.linalg.qr(_normal(rngs, (D, K * H), 1.0))[0].reshape(D, K, H)
+    wo = 0.7 / G * jnp.repeat(wv, G, axis=1).transpose(1, 2, 0)
+    return wq, wk, wv, wo
+
+
+def init(config: ModelConfig, key: PRNGKeyArray) -> Params:
+    """Fresh float32 parameters: a nested dict of arrays, layers stacked on a leading axis. Jittable, config static."""
+    return nnx.to_pure_dict(nnx.split(Decoder(config, nnx.Rngs(params=key)))[1])
+
+
+def logical_axes(config: ModelConfig) -> Params:
+    """Names of every parameter's axes, in the structure of `init`; leaves are tuples of str."""
+    state = nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[1]
+    named = nnx.map_state(
+        lambda path, p: (("layers",) if path[0] == "blocks" else ()) + p.get_metadata("axes"), state
+    )
+    return nnx.to_pure_dict(named)
+
+
+# --- computation ---------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: Float[Array, "... d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "... d"]:
+    """x / √(mean x² + ε) · weight, computed in float32 (Zhang & Sennrich 2019), returned in x's dtype."""
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+    return (y * weight).astype(x.dtype)
+
+
+def _project(x: Float[Array, "B t D"], w: Float[Array, "D n H"]) -> Float[Array, "B t n H"]:
+    return jnp.einsum("btd,dnh->btnh", x, w.astype(x.dtype), precision=exact(x.dtype))
+
+
+def _matmul(x: Float[Array, "B t a"], w: Float[Array, "a b"]) -> Float[Array, "B t b"]:
+    return jnp.einsum("bta,ac->btc", x, w.astype(x.dtype), precision=exact(x.dtype))
+
+
+def _qkv(p: Params, config: ModelConfig, x: Float[Array, "B t D"]) -> tuple[Float[Array, "B t n H"], ...]:
+    """Queries, keys and values before the key shift and RoPE: biases and per-head norms are in."""
+    q, k, v = _project(x, p["wq"]), _project(x, p["wk"]), _project(x, p["wv"])
+    if config.attention_bias:
+        q, k, v = q + p["bq"].astype(q.dtype), k + p["bk"].astype(k.dtype), v + p["bv"].astype(v.dtype)
+    if config.qk_norm:
+        q, k = rms_norm(q, p["q_norm"], config.rms_eps), rms_norm(k, p["k_norm"], config.rms_eps)
+    return q, k, v
+
+
+def _shift(p: Params, k: Float[Array, "B t K H"], previous: Float[Array, "B t K H"]) -> Float[Array, "B t K H"]:
+    """k_t ← (1 - s) k_t + s k_{t-1} with s = σ(param) per (kv head, channel): a head can match what came before."""
+    share = jax.nn.sigmoid(p["key_shift"]).astype(k.dtype)
+    return k + share * (previous - k)
+
+
+def _output(p: Params, x: Float[Array, "B t D"], mixed: Float[Array, "B t N H"]) -> Float[Array, "B t D"]:
+    return x + jnp.einsum("btnh,nhd->btd", mixed, p["wo"].astype(x.dtype), precision=exact(x.dtype))
+
+
+def _mlp(block: Params, config: ModelConfig, x: Float[Array, "B t D"]) -> Float[Array, "B t D"]:
+    p, y = block["mlp"], rms_norm(x, block["mlp_norm"], config.rms_eps)
+    return x + _matmul(jax.nn.silu(_matmul(y, p["gate"])) * _matmul(y, p["up"]), p["down"])
+
+
+def _embed(params: Params, config: ModelConfig, tokens: Int[Array, "B t"]) -> Float[Array, "B t D"]:
+    x = params["embed"][tokens]
+    if config.embed_scale != 1.0:
+        x = x * config.embed_scale
+    return x.astype(config.dtype)
+
+
+def _rematerialised(body: Callable, config: ModelConfig) -> Callable:
+    if config.remat == "none":
+        return body
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
+    return jax.checkpoint(body, policy=policy, prevent_cse=False)
+
+
+def _unroll(config: ModelConfig) -> int:
+    return config.n_layers if config.n_layers <= UNROLLED_LAYERS else 1
+
+
+def apply(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    position: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+    """Hidden states after the final norm, over packed rows.
+
+    A token sees the earlier tokens of its own segment; segment 0 is padding, whose states are finite and meaningless.
+    `position` counts from 0 within each segment. hidden[b, t] predicts tokens[b, t + 1].
+    """
+    cos, sin = rope_angles(position, config.head_dim, config.rope_theta)
+    follows = jnp.pad(segment[:, 1:] == segment[:, :-1], ((0, 0), (1, 0)))[..., None, None]
+
+    def layer(x: Float[Array, "B T D"], block: Params) -> tuple[Float[Array, "B T D"], None]:
+        p = block["attention"]
+        q, k, v = _qkv(p, config, rms_norm(x, block["attention_norm"], config.rms_eps))
+        if config.key_shift:
+            before = jnp.pad(k[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)))
+            k = _shift(p, k, jnp.where(follows, before, k))
+        x = _output(p, x, attend(rope(q, cos, sin), rope(k, cos, sin), v, segment))
+        return _mlp(block, config, x), None
+
+    x = _embed(params, config, tokens)
+    x, _ = jax.lax.scan(_rematerialised(layer, config), x, params["blocks"], unroll=_unroll(config))
+    return rms_norm(x, params["final_norm"], config.rms_eps)
+
+
+def head_weight(params: Params) -> Float[Array, "V D"] | Float[Array, "D V"]:
+    """The output matrix: [D V] of its own, or the [V D] embedding table if tied."""
+    return params["lm_head"] if "lm_head" in params else params["embed"]
+
+
+def head_logits(params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+    """Next-token logits in float32; the product runs in hidden's dtype."""
+    form = "...d,dv->...v" if "lm_head" in params else "...d,vd->...v"
+    weight = head_weight(params).astype(hidden.dtype)
+    return jnp.einsum(form, hidden, weight, precision=exact(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+def unembed(params: Params, config: ModelConfig, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+    """Next-token logits in float32. The whole [B T V]: for decoding and tests; training uses `logprobs.token_logp`."""
+    if config.tie_embeddings == ("lm_head" in params):
+        raise ValueError(f"got tie_embeddings={config.tie_embeddings} and parameters {sorted(params)}; they disagree")
+    return head_logits(params, hidden)

@@ -1,8 +1,8 @@
 """Messages to ids, world text to ids to append, ids to text: the only place where text becomes tokens.
 
-Sampled ids are kept as sampled and never encoded again (text is a view of them). What stands around the contents, the *glue*, is
-read off the chat template once by rendering sentinel messages; contents are encoded alone by a copy of the tokenizer that has no
-added tokens, so text can hold `<|end|>` or `<search>` and never becomes a control id.
+Sampled ids are kept as sampled and never encoded again (text is a view of them). What stands around the contents, the
+*glue*, is read off the chat template once by rendering sentinel messages; contents are encoded alone by a copy of the
+tokenizer that has no added tokens, so text can hold `<|end|>` or `<search>` and never becomes a control id.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Message(Protocol):
 
 
 class NotPrefix(ValueError):
-    """Under this template the next turn does not extend the ids so far (it drops or changes an earlier turn): start a new row."""
+    """The template would drop or change an earlier turn: the next one does not extend the ids so far. Start a new row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Glue:
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """Glue around one world message that follows a sampled turn, and whether the template leaves that turn as it was."""
+    """Glue around a world message that follows a sampled turn, and whether the template leaves that turn as it was."""
 
     before: tuple[int, ...]  # from the end of the sampled text to the world's content
     after: tuple[int, ...]  # from the world's content to the next sample
@@ -57,8 +57,8 @@ class _Turn:
 class Codec:
     """Chat template and tokenizer as three maps: start, extend, view.
 
-    Works with any fast `transformers` tokenizer with a chat template. Thread-safe. Padding is told by segment ids, never by
-    `pad_id`, which may be one of `end_ids`. Does not cover: tool schemas in the template, images.
+    Works with any fast `transformers` tokenizer with a chat template. Thread-safe. Padding is told by segment ids,
+    never by `pad_id`, which may be one of `end_ids`. Does not cover: tool schemas in the template, images.
     """
 
     end_ids: tuple[int, ...]  # ids that end a turn when sampled; the first one is the template's own
@@ -69,8 +69,8 @@ class Codec:
         """Raises ValueError when the template is missing, or has no end-of-turn token."""
         if not getattr(tokenizer, "is_fast", False) or not tokenizer.chat_template:
             raise ValueError(
-                f"codec: got {type(tokenizer).__name__} with chat_template={tokenizer.chat_template!r}, want a fast tokenizer "
-                "with a chat template; set tokenizer.chat_template"
+                f"codec: got {type(tokenizer).__name__} with chat_template={tokenizer.chat_template!r}, "
+                "want a fast tokenizer with a chat template; set tokenizer.chat_template"
             )
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -82,7 +82,10 @@ class Codec:
         self._control = frozenset(self._control_texts)
         moved = [text for i, text in self._control_texts.items() if self._full.token_to_id(text) != i]
         if moved:
-            raise ValueError(f"codec: added tokens {moved} changed their ids in a copy of the tokenizer; save it again, without gaps")
+            raise ValueError(
+                f"codec: added tokens {moved} got other ids in a copy of the tokenizer, want the same; "
+                "save it again without gaps between its ids"
+            )
         self._tag_ids = {t["content"]: t["id"] for t in tags}
         self._tags = _tag_pattern(tags)
         self.vocab_size = self._full.get_vocab_size(with_added_tokens=True)
@@ -106,16 +109,16 @@ class Codec:
         return ids
 
     def extend(self, sampled_ids: Sequence[int], text: str, role: str = "tool") -> list[int]:
-        """Ids to append after `sampled_ids` when the world answers `text`: close the turn, the text, open the next turn.
+        """Ids to append after `sampled_ids` when the world answers `text`: close the turn, the text, open the next one.
 
-        A sampled end-of-turn id is not repeated. Raises NotPrefix when the template would have changed the sampled turn.
+        A sampled end-of-turn id is not repeated. Raises NotPrefix when the template would change the sampled turn.
         """
         glue = self._turn_glue(role)
         thinking = "</think>" in self.view(sampled_ids)
         if not (glue.keeps_thinking if thinking else glue.keeps_text):
             raise NotPrefix(
-                f"codec.extend: the template rewrites an earlier {'thinking ' if thinking else ''}turn when a {role!r} message "
-                "follows, want a prefix extension; start a new row, or use a template (or role) that keeps earlier turns"
+                f"codec.extend: the template rewrites an earlier {'thinking ' if thinking else ''}turn when a {role!r} "
+                "message follows, want a prefix extension; start a new row, or use a template or role that keeps turns"
             )
         closed = bool(sampled_ids) and sampled_ids[-1] == self.end_ids[0]
         ids = list(glue.before[glue.end :] if closed else glue.before)
@@ -128,7 +131,7 @@ class Codec:
         return self._full.decode(list(ids), skip_special_tokens=False)
 
     def encode_action(self, text: str) -> list[int]:
-        """Ids of a *scripted* action: its tags become their single ids, all other text is plain. Never for sampled text."""
+        """Ids of a *scripted* action: its tags become their single ids, other text is plain. Never for sampled text."""
         if self._tags is None:
             return self._plain.encode(text, add_special_tokens=False).ids
         ids = []
@@ -141,7 +144,7 @@ class Codec:
         forged = self._control.intersection(ids)
         if forged:  # only a model whose own vocabulary holds its control tokens can get here
             names = sorted(self._control_texts[i] for i in forged)
-            raise ValueError(f"codec: world text became control ids {names}, want none; escape these strings in the world")
+            raise ValueError(f"codec: world text became control ids {names}, want none; escape them in the world")
         return ids
 
     def _render(self, roles: Sequence[str], contents: Sequence[str]) -> str:
@@ -152,8 +155,8 @@ class Codec:
             return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as err:
             raise ValueError(
-                f"codec: the chat template refuses roles {list(roles)} ({err}); use roles that it knows (role='user' where it has "
-                "no tool role)"
+                f"codec: the chat template refuses roles {list(roles)} ({err}); use roles that it knows "
+                "(role='user' where it has no tool role)"
             ) from err
 
     def _derive_start(self, roles: tuple[str, ...]) -> _Glue:
@@ -195,14 +198,14 @@ class Codec:
         index = _first(ids, self._control)
         if index < 0:
             raise ValueError(
-                f"codec: got {text!r} after an assistant message, want an added token that ends the turn; use a chat template "
-                "with an end-of-turn token"
+                f"codec: got {text!r} after an assistant message, want an added token that ends the turn; "
+                "use a chat template with an end-of-turn token"
             )
         return ids[index]
 
 
 def _backend(spec: dict, added: list) -> "tokenizers.Tokenizer":
-    """A `tokenizers` copy with only these added tokens; no truncation or padding, which are per-instance state shared by threads."""
+    """A copy with only these added tokens; no truncation or padding, which are state that threads would share."""
     import tokenizers
 
     spec = {**spec, "added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
@@ -210,7 +213,7 @@ def _backend(spec: dict, added: list) -> "tokenizers.Tokenizer":
 
 
 def _tag_pattern(tags: Sequence[dict]) -> re.Pattern | None:
-    """Splits at the tags, each with the space that its added token takes. (A copy with some added tokens would renumber them.)"""
+    """Splits at the tags, each with the space that its token takes. (A copy with only the tags renumbers them.)"""
     if not tags:
         return None
     texts = [re.escape(tag["content"]) for tag in tags]
@@ -236,8 +239,8 @@ def _split(text: str, marks: Sequence[str]) -> list[str]:
         before, found, rest = rest.partition(mark)
         if not found or mark in rest:
             raise ValueError(
-                f"codec: the chat template renders message {mark!r} {'twice' if found else 'nowhere or out of order'} in {text!r}, "
-                "want once, in order; this template cannot be split into glue and contents"
+                f"codec: the template renders message {mark!r} {'twice' if found else 'nowhere or out of order'} in "
+                f"{text!r}, want once, in order; this template cannot be split into glue and contents"
             )
         pieces.append(before)
     return [*pieces, rest]

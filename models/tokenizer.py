@@ -1,7 +1,8 @@
 """A byte-level BPE tokenizer trained on a corpus, saved as a Hugging Face folder with a chat template.
 
-The pre-tokenizer keeps a name's ids free of its surroundings (needed to copy it): a word or a number takes one leading space with
-it, and every other character stands alone, so " Peru" is the same ids before ")", ";", "?" and a tag. Merges never cross these cuts.
+The pre-tokenizer keeps a name's ids free of its surroundings (needed to copy it): a word or a number takes one leading
+space with it, and every other character stands alone, so " Peru" is the same ids before ")", ";", "?" and a tag. Merges
+never cross these cuts.
 `transformers` is imported inside the functions: it costs about a second.
 """
 
@@ -32,14 +33,16 @@ _PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
 def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | pathlib.Path) -> "PreTrainedTokenizerFast":
     """Trains byte-level BPE on `texts`, saves the folder `out_dir`, and returns the tokenizer read back from it.
 
-    `vocab_size` counts the 256 bytes and the added tokens (five pairs of tags, four roles, pad, end); a small corpus may give
-    fewer. A closing tag takes one space on its left with it: "<search> Peru </search>" is `<search>`, " Peru", `</search>`.
+    `vocab_size` counts the 256 bytes and the added tokens (five pairs of tags, four roles, pad, end); a small corpus
+    may give fewer. A closing tag takes the space on its left: "<search> Peru </search>" is `<search>`, " Peru",
+    `</search>`.
     Raises ValueError when `vocab_size` does not hold the bytes and the added tokens.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    added = [AddedToken(text, normalized=False, special=True) for text in (PAD, *(f"<|{role}|>" for role in ROLES), END)]
+    control = (PAD, *(f"<|{role}|>" for role in ROLES), END)
+    added = [AddedToken(text, normalized=False, special=True) for text in control]
     for tag in TAGS:
         added.append(AddedToken(f"<{tag}>", normalized=False, special=True))
         added.append(AddedToken(f"</{tag}>", normalized=False, special=True, lstrip=True))
@@ -75,12 +78,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | pathli
 
 
 def load_tokenizer(folder: str | pathlib.Path) -> "PreTrainedTokenizerFast":
-    """Reads a Hugging Face tokenizer folder (`tokenizer.json` and its config). Raises FileNotFoundError when it is not one."""
+    """Reads a Hugging Face tokenizer folder (tokenizer.json and its config); FileNotFoundError when it is not one."""
     path = pathlib.Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise FileNotFoundError(
-            f"tokenizer: got {path}, want a folder with tokenizer.json; train one (models.tokenizer.train_tokenizer) or "
-            "give the folder of a fast tokenizer"
+            f"tokenizer: got {path}, want a folder with tokenizer.json; train one "
+            "(models.tokenizer.train_tokenizer) or give the folder of a fast tokenizer"
         )
     from transformers import AutoTokenizer
 

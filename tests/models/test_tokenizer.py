@@ -5,8 +5,9 @@ import pytest
 from models.codec import Codec
 from models.tokenizer import load_tokenizer, train_tokenizer
 
-NAMES = ["Peru", "United States", "Cote d'Ivoire", "Guinea-Bissau", "St. John's", "Washington, D.C.", "São Tomé", "+51", "1898", "PEN"]
-CORPUS = [f"What is the capital of {name} ? Doc 1(Title: {name}) capital: {name}; currency: {name}" for name in NAMES] * 3
+NAMES = ["Peru", "United States", "Cote d'Ivoire", "Guinea-Bissau", "St. John's", "Washington, D.C.", "São Tomé"]
+NAMES += ["+51", "1898", "PEN"]
+CORPUS = [f"What is the capital of {n} ? Doc 1(Title: {n}) capital: {n}; currency: {n}" for n in NAMES] * 3
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,8 @@ def test_transformers_reads_the_folder_to_equal_ids(folder, codec):
     from transformers import AutoTokenizer
 
     other = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for text in [*NAMES, *CORPUS[:2], "<think> a </think><search> Peru </search>", "<|user|> a\n\n b<|end|>", "naïve 漢字 \t x"]:
+    tagged = ["<think> a </think><search> Peru </search>", "<|user|> a\n\n b<|end|>", "naïve 漢字 \t x"]
+    for text in [*NAMES, *CORPUS[:2], *tagged]:
         assert other.encode(text, add_special_tokens=False) == codec._full.encode(text, add_special_tokens=False).ids
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Peru ?"}]
     rendered = other.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)

@@ -1,0 +1,122 @@
+"""Retrievers: anything that turns a query into passages.
+
+A retriever that fails raises `EnvError` (the world is broken: the episode is not scored). A tool that fails *inside the story*
+raises `ToolError`, which the world turns into text that the policy reads.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from typing import Literal, Protocol
+
+import numpy as np
+
+from envs.base import EnvError
+from envs.search.corpus import Passage
+from envs.search.index import SearchIndex
+from envs.search.splits import SPLITS
+
+
+class Retriever(Protocol):
+    def search(self, query: str, k: int) -> list[Passage]: ...
+
+
+class ToolError(Exception):
+    """A tool call that failed in a way the policy is told of and can act on."""
+
+    def __init__(self, kind: Literal["error", "timeout"]) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class TantivyRetriever:
+    """The local index, restricted to the passages that tasks of `split` may see. Shared by threads."""
+
+    def __init__(self, index: SearchIndex, split: str) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split: got {split!r}, want one of {', '.join(SPLITS)}")
+        self._index = index
+        # Each split sees what those before it see: nothing held out is found while training. None filters nothing.
+        self._splits = None if split == SPLITS[-1] else SPLITS[: SPLITS.index(split) + 1]
+
+    def search(self, query: str, k: int = 3) -> list[Passage]:
+        return self._index.search(query, k, self._splits)
+
+
+class HttpRetriever:
+    """Client of Search-R1's retrieval server (2503.09516, search_r1/search/retrieval_server.py).
+
+    POST `url` with {"queries": [q], "topk": k, "return_scores": true} answers {"result": [[{"document": {"contents":
+    "\\"Title\\"\\ntext"}, "score": s}, ...]]}. A server that is down, slow or answers anything else raises EnvError after
+    `retries` more tries, `pause_s`, 2·`pause_s`, ... apart.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 10.0, retries: int = 2, pause_s: float = 0.2) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"retriever url: got {url!r}, want http://host:port/retrieve")
+        self._url = url
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._pause_s = pause_s
+
+    def search(self, query: str, k: int = 3) -> list[Passage]:
+        body = json.dumps({"queries": [query], "topk": k, "return_scores": True}).encode()
+        wrong = ""
+        for attempt in range(self._retries + 1):
+            if attempt:
+                time.sleep(self._pause_s * 2 ** (attempt - 1))
+            request = urllib.request.Request(self._url, data=body, headers={"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+                    return read_reply(reply.read(), k)
+            except (OSError, ValueError) as err:  # refused, reset, timed out, HTTP error; not JSON, not the form
+                wrong = f"{type(err).__name__}: {err}"
+                if isinstance(err, urllib.error.HTTPError):
+                    err.close()
+        raise EnvError(
+            f"retriever {self._url}: no usable answer in {self._retries + 1} tries (last: {wrong}); "
+            'is the server up, and does it speak {"result": [[{"document": {"contents": ...}}]]}?'
+        )
+
+
+def read_reply(body: bytes, k: int) -> list[Passage]:
+    """Passages of a retrieval server's reply to one query; ValueError when it has another form."""
+    try:
+        found = json.loads(body)["result"][0]
+        return [_from_document(item["document"] if "document" in item else item) for item in found][:k]
+    except (KeyError, IndexError, TypeError, AttributeError) as err:
+        raise ValueError(f"reply {body[:120]!r} has not the form of Search-R1's retrieval server ({err!r})") from err
+
+
+def _from_document(document: dict) -> Passage:
+    title, _, text = document["contents"].partition("\n")
+    title = title.strip().removeprefix('"').removesuffix('"').strip()
+    name = str(document.get("id", title))
+    return Passage(passage_id=name, title=title, pages=(text.strip(),), entity=title, source="http", split="test")
+
+
+class FlakyRetriever:
+    """A seeded share `rate` of the calls fails: with an error, with a time-out, or by finding nothing, one as likely as another.
+
+    Call number n fails or not by (seed, n) alone, never by time; one object belongs to one episode. `calls` can be set, to go
+    on from a snapshot.
+    """
+
+    def __init__(self, inner: Retriever, rate: float, seed: int | Iterable[int]) -> None:
+        if not 0 <= rate <= 1:
+            raise ValueError(f"flaky rate: got {rate}, want a share in [0, 1]")
+        self._inner = inner
+        self._rate = rate
+        self._seed = [abs(int(s)) for s in (seed if isinstance(seed, Iterable) else (seed,))]
+        self.calls = 0
+
+    def search(self, query: str, k: int = 3) -> list[Passage]:
+        fails, kind = np.random.default_rng([*self._seed, self.calls]).random(2)
+        self.calls += 1
+        if fails >= self._rate:
+            return self._inner.search(query, k)
+        if kind < 2 / 3:
+            raise ToolError("error" if kind < 1 / 3 else "timeout")
+        return []

@@ -1,0 +1,57 @@
+# Every target sets up .venv by itself on first use, and again when setup.py or constraints.txt change.
+PYTHON ?= python3
+SEED ?= 0
+SEEDS ?= 0 1 2
+TEST_ARGS ?=
+MUTANT ?=
+BENCH ?= model engine search
+CONFIG ?= configs/quickstart.py
+
+VENV := .venv
+STAMP := $(VENV)/.stamp
+PY := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test evidence bench lint mutants clean
+
+help:
+	@echo "make train [SEED=0]       warm start, GRPO, evaluation; writes runs/quickstart/seed\$$SEED/result.json"
+	@echo "make test [TEST_ARGS=]    the test-suite"
+	@echo "make evidence             three seeds of make train, and warm start alone for the same minutes"
+	@echo "make bench                one JSON line per workload"
+	@echo "make lint                 ruff"
+	@echo "make mutants [MUTANT=]    breaks each guarded line in a copy and demands that its law turns red"
+
+setup: $(STAMP)
+
+# The stamp is written last: an interrupted install is done again.
+$(STAMP): setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	  sys.exit(0 if v >= (3, 11) else f"error: got Python {v[0]}.{v[1]}, want 3.11 or newer; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+train: $(STAMP)
+	$(PY) -m launch.train --config=$(CONFIG):seed=$(SEED) --workdir=runs/quickstart/seed$(SEED)
+
+test: $(STAMP)
+	$(PY) -m pytest -q $(TEST_ARGS)
+
+evidence: $(STAMP)
+	for seed in $(SEEDS); do \
+	  $(PY) -m launch.train --config=$(CONFIG):seed=$$seed --workdir=runs/quickstart/seed$$seed || exit 1; \
+	  $(PY) -m launch.train --config=$(CONFIG):seed=$$seed,sft_only=True --workdir=runs/sft_only/seed$$seed || exit 1; \
+	done
+
+bench: $(STAMP)
+	for name in $(BENCH); do $(PY) -m launch.bench $$name || exit 1; done
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+
+mutants: $(STAMP)
+	$(PY) -m tests.laws.mutants $(MUTANT)
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

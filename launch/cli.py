@@ -1,0 +1,211 @@
+"""From a command line to a checked config and a workdir; nothing here imports jax, nor may a main before its flags.
+
+A main looks like this:
+
+    CONFIG = cli.define_config()
+    WORKDIR = cli.define_workdir()
+
+    def main(argv):
+        with cli.validating():
+            config = cli.resolve(CONFIG.value, WORKDIR.value)
+            plan = make_plan(config)  # reads through ReadTracker, ends with assert_all_read
+        with cli.open_workdir(WORKDIR.value, config) as workdir:
+            from rl import loop  # jax starts here
+            ...
+
+    if __name__ == "__main__":
+        cli.run(main)
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+from absl import app, flags
+from ml_collections import config_flags
+
+from configs.arg import ConfigError, nearest, parse_arg
+from launch.workdir import Workdir, check_workdir, config_of, open_workdir
+
+__all__ = [
+    "ConfigError",
+    "ReadTracker",
+    "Workdir",
+    "assert_all_read",
+    "check_workdir",
+    "define_config",
+    "define_workdir",
+    "open_workdir",
+    "parse_arg",
+    "resolve",
+    "run",
+    "validating",
+]
+
+EXIT_BAD_INPUT = 2
+
+
+def define_config(default: str | None = None) -> flags.FlagHolder:
+    """`--config=F.py[:k=v,k=v]` and `--config.a.b=c`: a locked ConfigDict; the part after ':' is `get_config`'s."""
+    return config_flags.DEFINE_config_file(
+        "config",
+        default,
+        "Experiment file, e.g. configs/quickstart.py[:k=v,k=v]; override with --config.a.b=c",
+        lock_config=True,
+    )
+
+
+def define_workdir(default: str | None = None) -> flags.FlagHolder:
+    """`--workdir=D`: the folder that is the run; alone, it resumes."""
+    return flags.DEFINE_string("workdir", default, "Folder of the run; without --config it is resumed")
+
+
+def resolve(config: Any, workdir: str | None) -> ml_collections.ConfigDict:
+    """The config of a launch: the one given, else the one that `workdir` was started with.
+
+    Errors (`ConfigError`): neither given, an unreadable config file, a workdir of another config.
+    """
+    if config is None:
+        if not workdir:
+            raise ConfigError(
+                "got neither --config nor --workdir; want --config=F.py --workdir=D, or --workdir=D to resume"
+            )
+        return ml_collections.ConfigDict(config_of(workdir)).lock()
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ConfigError(f"--config: get_config() gave a {type(config).__name__}, want a ConfigDict")
+    if workdir:
+        check_workdir(workdir, config.to_dict())
+    return config
+
+
+class ReadTracker:
+    """A config that remembers which leaves were read, so that a key nobody looks at is an error and not a surprise.
+
+    Keys are dotted: `read["loss.clip_low"]`. There is no default: a key that is missing is an error.
+    """
+
+    def __init__(self, config: ml_collections.ConfigDict | dict[str, Any]):
+        tree = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+        self._leaves = _flatten(tree)
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._leaves:
+            if any(name.startswith(f"{key}.") for name in self._leaves):
+                raise ConfigError(f"config key {key}: got a section, want a leaf; read it with section({key!r})")
+            raise ConfigError(f"config has no key {key!r}; {nearest(key, list(self._leaves))}")
+        self._read.add(key)
+        return self._leaves[key]
+
+    def section(self, key: str) -> dict[str, Any]:
+        """All of a section as a nested plain dict, every leaf counted as read: for options that are handed on whole."""
+        tree: dict[str, Any] = {}
+        prefix = f"{key}."
+        names = [name for name in self._leaves if name.startswith(prefix)]
+        if not names and self._leaves.get(key) != {}:  # an empty section is flattened to a leaf {}
+            raise ConfigError(f"config has no section {key!r}; {nearest(key, self._sections())}")
+        self._read.add(key)
+        for name in names:
+            *parents, last = name.removeprefix(prefix).split(".")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = self[name]
+        return tree
+
+    def into(self, cls: Callable[..., Any], key: str, **given: Any) -> Any:
+        """`cls` built from the leaves of a section that have the names of its fields; other leaves stay unread."""
+        fields = [name for name in cls.__dataclass_fields__ if name not in given]
+        return cls(**{name: self[f"{key}.{name}"] for name in fields}, **given)
+
+    def unread(self) -> list[str]:
+        """Leaves that nothing has read; an empty section does not count."""
+        return sorted(name for name, value in self._leaves.items() if name not in self._read and value != {})
+
+    def read(self) -> list[str]:
+        """Leaves that were read."""
+        return sorted(self._read)
+
+    def _sections(self) -> list[str]:
+        parts = [name.split(".") for name in self._leaves]
+        return sorted({".".join(p[:i]) for p in parts for i in range(1, len(p))})
+
+
+def assert_all_read(tracker: ReadTracker) -> None:
+    """Errors: `ConfigError` that lists every unread leaf, with the closest keys that *were* read."""
+    unread = tracker.unread()
+    if unread:
+        lines = "\n".join(f"  {name} ({nearest(name, tracker.read())})" for name in unread)
+        raise ConfigError(f"config sets {len(unread)} key(s) that nothing reads; remove or rename:\n{lines}")
+
+
+@contextlib.contextmanager
+def validating() -> Iterator[None]:
+    """All that precedes the first compute: a ValueError or a missing file in here is the user's: one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, FileNotFoundError, NotADirectoryError) as err:
+        raise ConfigError(str(err)) from err
+
+
+def run(main: Callable[[Sequence[str]], Any]) -> None:
+    """`absl.app.run`, but bad input ends with one `error: ...` on stderr and exit status 2, not with a traceback."""
+
+    def guarded(argv: Sequence[str]) -> Any:
+        try:
+            if len(argv) > 1:
+                raise ConfigError(f"got arguments {list(argv[1:])}; want flags only (--name=value), see --help")
+            return main(argv)
+        except ConfigError as err:
+            _die(err)
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses `argv`; unknown flags, unknown config keys and a missing config file end the program with one line."""
+    for arg in argv[1:]:
+        file = arg.removeprefix("--config=").split(":")[0]
+        if arg.startswith("--config=") and file and not Path(file).is_file():
+            _die(
+                ConfigError(
+                    f"--config: no file {file!r}; want a Python file with get_config(), e.g. configs/quickstart.py"
+                )
+            )
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as err:
+        _die(ConfigError(_innermost(str(err))))
+    except (AttributeError, KeyError) as err:  # what ml_collections raises for a key that the locked config lacks
+        overrides = " ".join(arg.split("=")[0] for arg in argv if arg.startswith("--config."))
+        if not overrides:
+            raise
+        _die(ConfigError(f"unknown config key in {overrides}: {_innermost(str(err))}"))
+
+
+def _innermost(message: str) -> str:
+    """Without the traceback that config_flags quotes in its own message: the last line says what is wrong."""
+    if "Traceback" not in message:
+        return message.strip().strip("'\"").replace("\\'", "'")
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    return lines[-1].removeprefix("configs.arg.ConfigError: ").removeprefix("ValueError: ")
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            leaves |= _flatten(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
+def _die(err: BaseException) -> None:
+    print(f"error: {err}", file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT)

@@ -1,0 +1,108 @@
+"""Every finished episode, kept: `workdir/episodes/00000012.array_record` holds what step 12 finished, in order.
+
+An array_record file can be read only once it is closed, so there is one file a step: a crash loses the step that was
+being written, never an earlier one. A resumed run writes a step again under the same name, which replaces it.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from rl.types import Trajectory
+
+_SUFFIX = ".array_record"
+
+
+class EpisodeLog:
+    """The writer of `workdir/folder`. `append` may be called from any thread.
+
+    Does not cover: two writers of one folder (the workdir's lock sees to it).
+    """
+
+    def __init__(self, workdir: str | os.PathLike, *, folder: str = "episodes"):
+        self._folder = Path(workdir) / folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self._folder.glob("*.tmp"):  # of a process that was killed: unreadable without its footer
+            leftover.unlink()
+        self._lock = threading.Lock()
+        self._writer: ArrayRecordWriter | None = None
+        self._closed = False
+
+    @property
+    def _open_file(self) -> Path:
+        return self._folder / f"open{_SUFFIX}.tmp"
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Adds one finished episode to the step that is open. Errors: a closed log."""
+        data = trajectory.to_bytes()
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self._folder}: the episode log is closed; append before close()")
+            if self._writer is None:
+                # group_size:1 makes each episode readable alone, for play and for the page that shows one.
+                self._writer = ArrayRecordWriter(str(self._open_file), "group_size:1")
+            self._writer.write(data)
+
+    def end_step(self, step: int) -> None:
+        """Closes the file of `step`: from now on its episodes can be read. A step without episodes leaves no file."""
+        with self._lock:
+            self._finish(step)
+
+    def close(self) -> None:
+        """Closes the log; episodes of a step that was not ended are kept under the number after the last."""
+        with self._lock:
+            if not self._closed:
+                self._finish(max(_steps(self._folder), default=-1) + 1)
+                self._closed = True
+
+    def __enter__(self) -> "EpisodeLog":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _finish(self, step: int) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        os.replace(self._open_file, self._folder / f"{step:08d}{_SUFFIX}")
+
+
+def read_episodes(
+    workdir: str | os.PathLike, *, folder: str = "episodes", first: int = 0, last: int | None = None
+) -> Iterator[Trajectory]:
+    """Episodes of the steps `first..last` (inclusive; None = all), by step and in the order they finished.
+
+    Memory: one file's worth of bytes at a time. Errors: no such folder, a damaged file (its name is in the message).
+    """
+    folder_path = Path(workdir) / folder
+    if not folder_path.is_dir():
+        raise ValueError(f"{folder_path}: no episodes there; want the workdir of a run")
+    for step in _steps(folder_path):
+        if step >= first and (last is None or step <= last):
+            path = folder_path / f"{step:08d}{_SUFFIX}"
+            for data in _records(path):
+                try:
+                    yield Trajectory.from_bytes(data)
+                except ValueError as err:
+                    raise ValueError(f"{path}: {err}") from err
+
+
+def _steps(folder: Path) -> list[int]:
+    names = [p.name.removesuffix(_SUFFIX) for p in folder.glob(f"*{_SUFFIX}")]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _records(path: Path) -> list[bytes]:
+    try:
+        reader = ArrayRecordReader(str(path))
+        try:
+            return reader.read_all()
+        finally:
+            reader.close()
+    except Exception as err:  # the C++ side raises several types for a cut or altered file
+        raise ValueError(f"{path}: damaged ({err}); move it away to read the other steps") from err

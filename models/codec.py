@@ -29,7 +29,7 @@ class Message(Protocol):
 
 
 class NotPrefix(ValueError):
-    """The template would drop or change an earlier turn: the next one does not extend the ids so far. Start a new row."""
+    """The template would drop or change an earlier turn: the next does not extend the ids so far. Start a new row."""
 
 
 @dataclasses.dataclass(frozen=True)

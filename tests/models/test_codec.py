@@ -8,7 +8,7 @@ from models.codec import Codec, NotPrefix
 from models.tokenizer import train_tokenizer
 
 CORPUS = [
-    "What is the capital of Peru ? <think> I will search </think> Doc 1(Title: Peru) capital: Lima; assistant user tool\n"
+    "What is the capital of Peru ? <think> I will search </think> Doc 1(Title: Peru) capital: Lima; user tool\n"
 ] * 3
 
 # In the manner of Qwen: system default, tool text inside a user turn, a newline after each end of turn.
@@ -275,6 +275,6 @@ def test_no_messages_is_refused(codecs):
 
 
 def test_scripted_action_has_the_ids_that_the_tokenizer_gives(codecs):
-    texts = ["<think> a b</think> <search>  Peru\n </search>", "<answer></answer>", "x <open> 3 </open> y", "", " </answer>"]
-    for text in texts:
+    texts = ["<think> a b</think> <search>  Peru\n </search>", "<answer></answer>", "x <open> 3 </open> y"]
+    for text in [*texts, "", " </answer>"]:
         assert codecs["own"].encode_action(text) == codecs["own"]._full.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,143 @@
+"""Ragged episodes on the host to packed rows for the device, in one compiled shape."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from rl.types import Row, Trajectory, TrajectoryBatch
+
+_Key = tuple[int, int]  # (ticket, member)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """One row to place. Only an episode's last row carries its reward."""
+
+    row: Row
+    advantage: float
+    reward: float
+
+
+def pack(
+    trajectories: Sequence[Trajectory],
+    advantages: Mapping[_Key, float],
+    rewards: Mapping[_Key, float],
+    *,
+    rows: int,
+    length: int,
+    micro_rows: int,
+    version: int,
+    pad_id: int,
+) -> tuple[TrajectoryBatch, dict[str, float]]:
+    """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
+
+    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. An episode's
+    advantage stands on each of its action tokens, its reward on the last one; staleness = version - the version that
+    sampled the token. Episodes that are not scored, and rows without an action token, add no loss and are left out.
+    Stats: rows (used, rounded up), micro_batches, episodes, tokens, action_tokens, pad_frac (of the places in used rows).
+
+    Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an advantage
+    or reward, and for two episodes of one (ticket, member).
+    """
+    if micro_rows < 1 or rows % micro_rows:
+        raise ValueError(f"pack: got {rows=} and {micro_rows=}, want rows to be a multiple of micro_rows")
+    items, episodes = _items(trajectories, advantages, rewards)
+    lengths = np.array([len(item.row.tokens) for item in items], np.int64)
+    if len(items) and lengths.max() > length:
+        raise ValueError(
+            f"pack: got an episode of {lengths.max()} tokens, want at most {length}; "
+            "lower the episodes' max_tokens or raise length"
+        )
+    row_of, start_of = assign(lengths, length)
+    used = -(-(int(row_of.max()) + 1) // micro_rows) * micro_rows if len(items) else 0
+    if used > rows:
+        raise ValueError(
+            f"pack: got {lengths.sum()} tokens in {len(items)} episodes, which fill {used} rows of {length}, "
+            f"want at most {rows} rows; raise rows, or put fewer groups in a batch"
+        )
+    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id)
+    return batch, {
+        "rows": used,
+        "micro_batches": used // micro_rows,
+        "episodes": episodes,
+        "tokens": int(lengths.sum()),
+        "action_tokens": int(batch.action_mask.sum()),
+        "pad_frac": 1.0 - float(lengths.sum()) / (used * length) if used else 0.0,
+    }
+
+
+def assign(lengths: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Row and start column of each item: longest first, each into the fullest row that still holds it (best-fit decreasing).
+
+    At most 11/9 of the fewest rows possible, plus 4 (Johnson 1974). Rows are numbered from 0 without gaps.
+    """
+    row_of, start_of = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+    room = np.full(len(lengths), length, np.int64)  # of each row; an item may need its own
+    opened = 0
+    for i in np.argsort(-lengths, kind="stable"):
+        fits = np.where(room[:opened] >= lengths[i], room[:opened], length + 1)
+        row = int(np.argmin(fits)) if opened and fits.min() <= length else opened
+        opened = max(opened, row + 1)
+        row_of[i], start_of[i] = row, length - room[row]
+        room[row] -= lengths[i]
+    return row_of, start_of
+
+
+def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
+    """Rows in (ticket, member) order with their episode's numbers, and how many episodes they come from."""
+    kept = sorted((t for t in trajectories if t.status.scored), key=lambda t: (t.ticket, t.member))
+    items, episodes = [], 0
+    for before, trajectory in zip([None, *kept], kept, strict=False):
+        key = (trajectory.ticket, trajectory.member)
+        if before is not None and key == (before.ticket, before.member):
+            raise ValueError(f"pack: got two episodes of (ticket, member) {key}, want one; was a group delivered twice?")
+        missing = [name for name, of in (("advantage", advantages), ("reward", rewards)) if key not in of]
+        if missing:
+            raise ValueError(f"pack: episode {key} ({trajectory.status.name}) has no {missing[0]}; give one for each scored episode")
+        trained = [row for row in trajectory.rows if row.action_mask.any()]
+        episodes += bool(trained)
+        for row in trained:
+            items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0))
+    return items, episodes
+
+
+def _fill(items: Sequence[_Item], lengths, begin, shape: tuple[int, int], version: int, pad_id: int) -> TrajectoryBatch:
+    """Writes every field with one scatter; `begin` is the flat place of each item's first token."""
+    inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # position in its item
+    place = np.repeat(begin, lengths) + inside
+
+    def spread(values, dtype, fill=0):
+        out = np.full(shape[0] * shape[1], fill, dtype)
+        out[place] = values
+        return out.reshape(shape)
+
+    def joined(name: str, dtype):
+        return np.concatenate([getattr(item.row, name) for item in items]) if items else np.zeros(0, dtype)
+
+    mask = joined("action_mask", np.bool_)
+    behind = joined("version", np.int32)
+    if np.any(behind[mask] > version):
+        raise ValueError(f"pack: got a token sampled at version {behind[mask].max()}, want at most the learner's {version}")
+    # the n-th segment of its packed row, in the order of their starts
+    order = np.argsort(begin, kind="stable")
+    row_sorted = begin[order] // shape[1]
+    segment = np.empty(len(items), np.int32)
+    segment[order] = np.arange(len(items)) - np.searchsorted(row_sorted, row_sorted) + 1
+    last = np.zeros(len(mask), np.bool_)
+    ends = np.cumsum(lengths)
+    for item, end in zip(items, ends, strict=True):
+        last[end - 1 - int(np.argmax(item.row.action_mask[::-1]))] = True
+    advantage = np.repeat(np.array([item.advantage for item in items], np.float32), lengths)
+    reward = np.repeat(np.array([item.reward for item in items], np.float32), lengths)
+    return TrajectoryBatch(
+        tokens=spread(joined("tokens", np.int32), np.int32, pad_id),
+        segment=spread(np.repeat(segment, lengths), np.int32),
+        position=spread(inside, np.int32),
+        action_mask=spread(mask, np.bool_),
+        behavior_logp=spread(joined("behavior_logp", np.float32), np.float32),
+        staleness=spread(np.where(mask, version - behind, 0), np.int32),
+        rewards=spread(np.where(last, reward, 0), np.float32),
+        advantages=spread(np.where(mask, advantage, 0), np.float32),
+    )

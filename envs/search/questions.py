@@ -1,9 +1,9 @@
 """Tasks of the search world: questions with one exact answer, made from facts.
 
-A question is a *path*: relations followed one after the other from a subject, "city_in>longest_border>capital". A path of n
-relations is an n-hop question; family `open1` is a one-hop question whose answer stands on page 1 (0-based) or later, so that
-the document must be opened. Left out: subjects and answers that are not plain names (`corpus.is_plain`), and questions that
-contain their own answer (the capital of the country of Lima).
+A question is a *path*: relations followed one after the other from a subject, "city_in>longest_border>capital". A path
+of n relations is an n-hop question; family `open1` is a one-hop question whose answer stands on page 1 (0-based) or
+later, so that the document must be opened. Left out: subjects and answers that are not plain names
+(`corpus.is_plain`), and questions that contain their own answer (the capital of the country of Lima).
 """
 
 import dataclasses
@@ -36,8 +36,16 @@ FAMILIES = tuple(_FAMILIES)
 _ASK = {
     "capital": ("What is the capital of {} ?", "Which city is the capital of {} ?", "Name the capital of {} ."),
     "currency": ("What is the currency of {} ?", "Which currency has {} ?", "Name the currency of {} ."),
-    "dialing_code": ("What is the dialing code of {} ?", "Which dialing code has {} ?", "Name the dialing code of {} ."),
-    "internet_code": ("What is the internet code of {} ?", "Which internet code has {} ?", "Name the internet code of {} ."),
+    "dialing_code": (
+        "What is the dialing code of {} ?",
+        "Which dialing code has {} ?",
+        "Name the dialing code of {} .",
+    ),
+    "internet_code": (
+        "What is the internet code of {} ?",
+        "Which internet code has {} ?",
+        "Name the internet code of {} .",
+    ),
     "longest_border": (
         "Which country shares the longest border with {} ?",
         "What is the longest border neighbour of {} ?",
@@ -57,7 +65,11 @@ _ASK = {
         "Name the highest point of {} .",
     ),
     "nationality": ("What is the nationality of {} ?", "Which nationality has {} ?", "Name the nationality of {} ."),
-    "population": ("What is the population of {} ?", "How large is the population of {} ?", "Name the population of {} ."),
+    "population": (
+        "What is the population of {} ?",
+        "How large is the population of {} ?",
+        "Name the population of {} .",
+    ),
     "atomic_number": (
         "What is the atomic number of {} ?",
         "Which atomic number has {} ?",
@@ -66,7 +78,11 @@ _ASK = {
 }
 _DESCRIBE = {
     "city_in": ("the country of {}", "the country where {} is", "the country with the city {}"),
-    "discovered_in": ("the country that discovered {}", "the country where {} was discovered", "the discovery country of {}"),
+    "discovered_in": (
+        "the country that discovered {}",
+        "the country where {} was discovered",
+        "the discovery country of {}",
+    ),
     "longest_border": (
         "the longest border neighbour of {}",
         "the neighbour with the longest border to {}",
@@ -78,7 +94,7 @@ PHRASINGS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Questions:
-    """A corpus with every question that can be asked of it: `subjects[split][family][path][country]` -> passage ids."""
+    """A corpus with all that can be asked of it: `subjects[split][family][path][country]` -> passage ids."""
 
     corpus: splits.Corpus
     passages: Mapping[str, Passage]
@@ -88,9 +104,10 @@ class Questions:
 
 @functools.lru_cache(maxsize=4)
 def load(*, cities_per_country: int = 60, split_seed: int = 2) -> Questions:
-    """Read, split and enumerate the shipped corpus (about 1.5 s, then cached; treat it as read-only).
+    """Read, split and enumerate the shipped corpus (1.5 s, then cached; treat it as read-only).
 
-    `split_seed` 2 was taken because all three splits then hold elements from several countries; nothing was trained for it.
+    `split_seed` 2 was taken because all three splits then hold elements from several countries; nothing was trained
+    for it.
     """
     entries = read(readers(cities_per_country=cities_per_country))
     split_of = splits.assign(splits.components(entries), seed=split_seed)
@@ -128,8 +145,8 @@ def draw_tasks(
 ) -> list[Task]:
     """`n` different tasks: family by `mix`, then path, then country, then city or element, each uniform.
 
-    Families follow `mix` exactly, to within one task, at every prefix; draw(n) is a prefix of draw(n + 1). Within a path a
-    (subject, path) comes again, in another phrasing, only when each was drawn once.
+    Families follow `mix` exactly, to within one task, at every prefix; draw(n) is a prefix of draw(n + 1). Within a
+    path a (subject, path) comes again, in another phrasing, only when each was drawn once.
     Raises ValueError for an unknown split or family, shares that are not positive, and more tasks than there are.
     """
     questions = questions or load()
@@ -145,7 +162,7 @@ def draw_tasks(
         if item is None:
             size = drawn[family]
             raise ValueError(
-                f"draw_tasks: got n={n} for {split}, but family {family} has {size} tasks; ask for less of it or more cities"
+                f"draw_tasks: got n={n} for {split}, but {family} has {size} tasks; ask for less of it or more cities"
             )
         drawn[family] += 1
         tasks.append(make_task(questions, split, family, *item, instruction=instruction))
@@ -250,7 +267,7 @@ def _phrase(path: Sequence[str], subject: str, phrasing: int) -> str:
     text = subject
     for depth, relation in enumerate(path[:-1]):
         forms = _DESCRIBE[relation]
-        # the outer description of a three-hop question takes its shortest form: the question stays within some 16 words
+        # the outer description of a three-hop question takes its shortest form, to keep it within some 16 words
         text = forms[phrasing if depth == 0 else 0].format(text)
     return _ASK[path[-1]][phrasing].format(text)
 

@@ -1,9 +1,9 @@
 """Train, validation and test by *entity*: no held-out name occurs in anything that training can show.
 
-The unit is a country with its cities, its capital and the elements that were discovered there. Countries are tied together
-when one's longest border leads to the other, or when a name of one contains a name of the other (Guinea in Papua New
-Guinea), because pages and questions of the one would then name the other. What still crosses (a city York beside a city New
-York, a sentence on a neighbour) is left out of the corpus.
+The unit is a country with its cities, its capital and the elements that were discovered there. Countries are tied
+together when one's longest border leads to the other, or when a name of one contains a name of the other (Guinea in
+Papua New Guinea), because pages and questions of the one would then name the other. What still crosses (a city York
+beside a city New York, a sentence on a neighbour) is left out of the corpus.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def by_first_word(names: Iterable[Name]) -> dict[str, list[Name]]:
 
 
 def components(entries: Sequence[Entry]) -> list[list[str]]:
-    """Entities that must share a split, each list sorted; the lists by size (largest first), then by their first entity.
+    """Entities that must share a split, each list sorted; the largest list first.
 
     Edges: a fact that leads to another entity's passage; a country name that contains another country's, by words.
     """
@@ -84,11 +84,11 @@ def components(entries: Sequence[Entry]) -> list[list[str]]:
 def assign(
     groups: Sequence[Sequence[str]], *, seed: int, fractions: Sequence[float] = (0.64, 0.12, 0.24)
 ) -> dict[str, str]:
-    """Entity -> split. Largest groups first, equal sizes in an order hashed from `seed`, each to the split that lacks most.
+    """Entity -> split: largest groups first, equal sizes in an order hashed from `seed`, to the split that lacks most.
 
-    "Lacks most" is the share still open, (wanted - given) / wanted, so that a small split gets its groups in turn. A group
-    fits a split if it makes up at most a quarter of it: else one region would be most of the validation set. What fits
-    nowhere goes to the largest split.
+    "Lacks most" is the share still open, (wanted - given) / wanted, so that a small split gets its groups in turn. A
+    group fits a split if it makes up at most a quarter of it: else one region would be most of the validation set.
+    What fits nowhere goes to the largest split.
     """
     if len(fractions) != len(SPLITS) or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise ValueError(f"fractions: got {tuple(fractions)}, wanted {len(SPLITS)} positive numbers with sum 1")
@@ -109,9 +109,9 @@ def assign(
 def separate(entries: Sequence[Entry], split_of: Mapping[str, str], *, reserved: Iterable[str] = ()) -> Corpus:
     """Leave out whatever would name an entity of another split, and render the rest.
 
-    Left out: a city or element whose name contains, or is contained in, a name of another split; one whose name consists of
-    `reserved` words (those of the question phrasings: a town called Of); a fact whose value, and a sentence which, names an
-    entity of a later split. A country always stays.
+    Left out: a city or element whose name contains, or is contained in, a name of another split; one whose name
+    consists of `reserved` words (those of the question phrasings: a town called Of); a fact whose value, and a sentence
+    which, names an entity of a later split. A country always stays.
     """
     reserved = {word for text in reserved for word in words(text)}
     entries = [entry for entry in entries if _is_root(entry) or not reserved.issuperset(words(entry.title))]

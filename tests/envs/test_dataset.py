@@ -1,0 +1,227 @@
+"""Tasks and demonstrations come back from TFDS as they went in, without TensorFlow; a fault ends in one clear error."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from envs import dataset
+from envs.base import Message, Task
+from envs.dataset import DatasetError, Demonstration
+
+
+def _task(i, split="train"):
+    data = {"answers": [f"é{i}", "b"], "chain": [{"title": "T", "page": i}], "hops": 1}
+    return Task(f"t/{split}/{i}", "hop1", split, 2**31 - 1 - i, (Message("user", f"Wo ? {i}"),), data, i / 3)
+
+
+@pytest.fixture
+def tasks():
+    return {"train": [_task(i) for i in range(12)], "test": [_task(i, "test") for i in range(3)]}
+
+
+@pytest.fixture
+def built(tasks, tmp_path):
+    dataset.build_tasks(tasks, tmp_path, options={"seed": 1, "mix": (0.5, 0.5)})
+    return tmp_path
+
+
+def test_tasks_come_back_equal_and_in_order(built, tasks):
+    source = dataset.read_tasks(built, "train", options={"mix": (0.5, 0.5), "seed": 1})
+    assert list(source) == tasks["train"] and len(source) == 12
+    assert source[-1] == tasks["train"][-1] and source[2:4] == tasks["train"][2:4]
+    assert list(dataset.read_tasks(built, "test")) == tasks["test"]
+    with pytest.raises(IndexError, match="index 12 out of range for 12"):
+        source[12]
+
+
+def test_any_record_source_will_do(tasks):
+    records = [{"task": dataset.task_to_json(task).encode()} for task in tasks["train"]]
+    assert list(dataset.TaskSource(records)) == tasks["train"]
+
+
+def test_demonstrations_come_back_equal(tmp_path):
+    demos = [
+        Demonstration(
+            f"e{i}", _task(i), tuple((f"<search> {j} </search>", f"{j} ü") for j in range(i)), i == 2, {"f1": 0.5}
+        )
+        for i in range(4)  # the first has no steps
+    ]
+    dataset.build_demonstrations({"train": demos}, tmp_path)
+    assert list(dataset.read_demonstrations(tmp_path, "train")) == demos
+
+
+def test_building_again_replaces_and_leaves_nothing_behind(built, tasks):
+    dataset.build_tasks({"train": tasks["train"][:5]}, built)
+    assert len(dataset.read_tasks(built, "train")) == 5
+    assert [path.name for path in built.iterdir()] == ["wayfinder_tasks"]
+
+
+def test_failed_build_keeps_what_was_there(built, tasks):
+    broken = [*tasks["train"][:2], Task("x", "f", "train", 0, (), {"answers": {1, 2}})]  # a set is no JSON
+    with pytest.raises(TypeError):
+        dataset.build_tasks({"train": broken}, built)
+    with pytest.raises(ValueError, match=r"no records for \['test'\]"):
+        dataset.build_tasks({"train": tasks["train"], "test": []}, built)
+    assert list(dataset.read_tasks(built, "train")) == tasks["train"]
+    assert [path.name for path in built.iterdir()] == ["wayfinder_tasks"]
+
+
+def _shard(folder):
+    return next(folder.glob("wayfinder_tasks/*/*train.array_record*"))
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def _set_version(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.1.0"}))
+
+
+@pytest.mark.parametrize(
+    "damage, match",
+    [
+        (
+            lambda f: _shard(f).unlink(),
+            r"train\.array_record-\S+: missing, wanted \d+ bytes; delete .* and build it again",
+        ),
+        (lambda f: _shard(f).write_bytes(_shard(f).read_bytes()[:100]), r"got 100 bytes, wanted \d+ \(cut short\?\)"),
+        (lambda f: _flip(_shard(f)), r"content differs from what was written"),
+        (lambda f: next(f.rglob("manifest.json")).unlink(), r"manifest\.json: missing, wanted dataset"),
+        (lambda f: next(f.rglob("manifest.json")).write_text("{"), r"no readable manifest .*; delete"),
+        (lambda f: _set_version(next(f.rglob("manifest.json"))), r"got version '0.1.0', wanted 1\.0\.0"),
+        (lambda f: next(f.glob("wayfinder_tasks/*")).rename(f / "wayfinder_tasks" / "0.9.0"), r"only version 0\.9\.0"),
+    ],
+)
+def test_damage_names_the_file_and_the_remedy(built, damage, match):
+    damage(built)
+    with pytest.raises(DatasetError, match=match):
+        dataset.read_tasks(built, "train")
+
+
+def test_other_options_or_split_are_refused(built):
+    with pytest.raises(DatasetError, match=r"other options \(seed: got 1, wanted 2\)"):
+        dataset.read_tasks(built, "train", options={"seed": 2, "mix": [0.5, 0.5]})
+    with pytest.raises(DatasetError, match="got split 'dev', wanted one of test, train"):
+        dataset.read_tasks(built, "dev")
+    with pytest.raises(DatasetError, match="wanted dataset wayfinder_demonstrations"):
+        dataset.read_demonstrations(built, "train")
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A dataset as somebody else would have prepared it: nested answers, shuffled."""
+    import tensorflow_datasets as tfds
+
+    text = tfds.features.Text
+
+    class TinyQa(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("2.0.0")
+        code_path = None
+
+        def _info(self):
+            answer = {"aliases": tfds.features.Sequence(text()), "value": text()}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict({"question": text(), "answer": answer})
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(8):
+                yield i, {"question": f"q{i} ü", "answer": {"aliases": [f"a{i}", "A"], "value": f"v{i}"}}
+
+    TinyQa(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    return tmp_path
+
+
+def test_foreign_tfds(foreign):
+    tasks = dataset.tasks_from_tfds("tiny_qa", foreign, "train", "question", "answer/aliases")
+    found = {task.prompt[0].content: task.data["answers"] for task in tasks}
+    assert found == {f"q{i} ü": [f"a{i}", "A"] for i in range(8)}
+    assert tasks[0] == tasks[-8] and tasks[0].task_id == "tiny_qa/train/0" and tasks[0].family == "tiny_qa"
+    values = dataset.tasks_from_tfds("tiny_qa", foreign, "train[:50%]", "question", "answer/value")
+    assert len(values) == 4 and values[0].data["answers"][0].startswith("v")
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({"name": "other_qa"}, "no dataset 'other_qa'; prepare it there"),
+        ({"split": "dev"}, "split 'dev' cannot be read"),
+        ({"question_key": "query"}, r"no feature 'query' \('query' not in 'answer', 'question'\); set the key"),
+        ({"answers_key": "answer/best"}, r"no feature 'answer/best'"),
+    ],
+)
+def test_foreign_tfds_faults(foreign, change, match):
+    request = {"name": "tiny_qa", "split": "train", "question_key": "question", "answers_key": "answer/value"} | change
+    with pytest.raises(DatasetError, match=match):
+        dataset.tasks_from_tfds(data_dir=foreign, **request)
+
+
+def test_jsonl(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    rows = [
+        {"q": "1+1 ?", "a": 2, "level": 1},
+        {"q": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "a": ["x", "y"]},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    first, second = dataset.tasks_from_file(path, "q", "a", split="test")
+    assert first.data == {"answers": ["2"], "row": {"level": 1}} and first.prompt == (Message("user", "1+1 ?"),)
+    assert second.prompt == (Message("system", "s"), Message("user", "u")) and second.data["answers"] == ["x", "y"]
+    assert (first.task_id, first.family, first.split) == ("sums/test/0", "sums", "test") and first.seed != second.seed
+
+
+def test_parquet_equals_jsonl(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"q": f"q{i}", "a": ["x", str(i)]} for i in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "f.parquet")
+    (tmp_path / "f.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert dataset.tasks_from_file(tmp_path / "f.parquet", "q", "a") == dataset.tasks_from_file(
+        tmp_path / "f.jsonl", "q", "a"
+    )
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DatasetError, match=r"bad\.parquet: no readable parquet file"):
+        dataset.tasks_from_file(tmp_path / "bad.parquet", "q", "a")
+
+
+@pytest.mark.parametrize(
+    "content, match",
+    [
+        ('{"q": "a", "a": "b"}\n{"q": }\n', r"line 2: no JSON"),
+        ('{"q": "a", "a": "b"}\n[1]\n', r"line 2: got a list, wanted a JSON object"),
+        ('{"q": "a", "answer": "b"}\n', r"line 1: no column 'a', found 'q', 'answer'; set the key"),
+        ('{"q": "a", "a": []}\n', r"line 1: got prompt 'a' with answers \[\]; wanted both"),
+        ('{"q": "a", "a": ""}\n', r"line 1: got prompt 'a' with answers \[''\]"),
+        ('{"q": [{"role": "user"}], "a": "b"}\n', r"line 1: got a prompt .* wanted a text or a list"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, content, match):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(DatasetError, match=match):
+        dataset.tasks_from_file(path, "q", "a")
+
+
+def test_missing_file_and_unknown_ending(tmp_path):
+    with pytest.raises(DatasetError, match=r"none\.jsonl: no such file"):
+        dataset.tasks_from_file(tmp_path / "none.jsonl", "q", "a")
+    with pytest.raises(DatasetError, match=r"got ending '\.csv', wanted one of \.jsonl, \.parquet"):
+        dataset.tasks_from_file(tmp_path / "x.csv", "q", "a")
+
+
+def test_reading_needs_no_tensorflow(built):
+    code = (
+        "import sys; from envs import dataset; assert 'tensorflow_datasets' not in sys.modules;"
+        f"print(len(list(dataset.read_tasks({str(built)!r}, 'train'))));"
+        "print(*{'tensorflow', 'jax', 'torch'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["12"]

@@ -1,4 +1,4 @@
-"""Which task a ticket plays: a permutation for each epoch, addressed by (seed, epoch) and not by what was drawn before."""
+"""Which task a ticket plays: a permutation for each epoch, addressed by (seed, epoch), not by what was drawn before."""
 
 import functools
 import hashlib
@@ -18,14 +18,14 @@ _PROBES = 64
 class TaskStream:
     """ticket -> task: ticket t plays task π_e[i] with e, i = divmod(t - base, n), π_e a permutation of the n tasks.
 
-    π_e is drawn by Philox with key (seed, e), so any ticket can be looked up in any order, by any process. `base` is 0, or the
-    ticket at which the data set was replaced. Thread-safe: `draw` reads only.
+    π_e is drawn by Philox with key (seed, e), so any ticket can be looked up in any order, by any process. `base` is
+    0, or the ticket at which the data set was replaced. Thread-safe: `draw` reads only.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int):
         """Raises ValueError on an empty data set or a negative seed."""
         if not len(tasks) or seed < 0:
-            raise ValueError(f"TaskStream: got {len(tasks)} tasks and seed {seed}, want at least one task and a seed >= 0")
+            raise ValueError(f"TaskStream: got {len(tasks)} tasks and seed {seed}, want at least one and a seed >= 0")
         self._tasks, self._seed, self._base = tasks, seed, 0
         self._order = functools.lru_cache(maxsize=4)(functools.partial(permutation, len(tasks), seed))
         self.fingerprint = fingerprint(tasks)
@@ -33,7 +33,7 @@ class TaskStream:
     def draw(self, ticket: int) -> Task:
         """The task of `ticket`. Raises IndexError for a ticket before this data set began."""
         if ticket < self._base:
-            raise IndexError(f"TaskStream.draw: got ticket {ticket}, want at least {self._base}, where this data set began")
+            raise IndexError(f"draw: got ticket {ticket}, want at least {self._base}, where this data set began")
         return self._tasks[int(self._order(self.epoch(ticket))[(ticket - self._base) % len(self._tasks)])]
 
     def epoch(self, ticket: int) -> int:
@@ -56,7 +56,8 @@ class TaskStream:
         Raises ValueError for another seed: that is another run.
         """
         if state["seed"] != self._seed:
-            raise ValueError(f"TaskStream: got seed {self._seed}, want {state['seed']} of the saved run; use another workdir")
+            saved = state["seed"]
+            raise ValueError(f"TaskStream: got seed {self._seed}, want {saved} of the saved run; use another workdir")
         if (state["fingerprint"], state["tasks"]) == (self.fingerprint, len(self._tasks)):
             self._base = state["base"]
             return
@@ -74,9 +75,11 @@ def permutation(n: int, seed: int, epoch: int) -> Int[np.ndarray, " n"]:
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:
-    """SHA-256 of the number of tasks and of 64 of them, evenly spaced: a replaced, cut or reordered data set changes it.
+    """SHA-256 of the number of tasks and of 64 of them, evenly spaced: a replaced, cut or reordered data set changes
+    it.
 
-    Does not cover: an edit of a task that is not among the 64 (reading all would cost a pass over the data at each start).
+    Does not cover: an edit of a task that is not among the 64 (reading all would cost a pass over the data at each
+    start).
     """
     n = len(tasks)
     digest = hashlib.sha256(str(n).encode())

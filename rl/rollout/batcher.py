@@ -33,13 +33,14 @@ def pack(
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
 
-    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. An episode's
-    advantage stands on each of its action tokens, its reward on the last one; staleness = version - the version that
-    sampled the token. Episodes that are not scored, and rows without an action token, add no loss and are left out.
-    Stats: rows (used, rounded up), micro_batches, episodes, tokens, action_tokens, pad_frac (of the places in used rows).
+    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. An
+    episode's advantage stands on each of its action tokens, its reward on the last one; staleness = version - the
+    version that sampled the token. Episodes that are not scored, and rows without an action token, add no loss and are
+    left out. Stats: rows (used, rounded up), micro_batches, episodes, tokens, action_tokens, pad_frac (of the places
+    in used rows).
 
-    Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an advantage
-    or reward, and for two episodes of one (ticket, member).
+    Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an
+    advantage or reward, and for two episodes of one (ticket, member).
     """
     if micro_rows < 1 or rows % micro_rows:
         raise ValueError(f"pack: got {rows=} and {micro_rows=}, want rows to be a multiple of micro_rows")
@@ -69,7 +70,8 @@ def pack(
 
 
 def assign(lengths: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Row and start column of each item: longest first, each into the fullest row that still holds it (best-fit decreasing).
+    """Row and start column of each item: longest first, each into the fullest row that still holds it (best-fit
+    decreasing).
 
     At most 11/9 of the fewest rows possible, plus 4 (Johnson 1974). Rows are numbered from 0 without gaps.
     """
@@ -92,10 +94,11 @@ def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
     for before, trajectory in zip([None, *kept], kept, strict=False):
         key = (trajectory.ticket, trajectory.member)
         if before is not None and key == (before.ticket, before.member):
-            raise ValueError(f"pack: got two episodes of (ticket, member) {key}, want one; was a group delivered twice?")
+            raise ValueError(f"pack: got two episodes of (ticket, member) {key}, want one; did a group come twice?")
         missing = [name for name, of in (("advantage", advantages), ("reward", rewards)) if key not in of]
         if missing:
-            raise ValueError(f"pack: episode {key} ({trajectory.status.name}) has no {missing[0]}; give one for each scored episode")
+            name = trajectory.status.name
+            raise ValueError(f"pack: episode {key} ({name}) has no {missing[0]}; give one for each scored episode")
         trained = [row for row in trajectory.rows if row.action_mask.any()]
         episodes += bool(trained)
         for row in trained:
@@ -119,7 +122,8 @@ def _fill(items: Sequence[_Item], lengths, begin, shape: tuple[int, int], versio
     mask = joined("action_mask", np.bool_)
     behind = joined("version", np.int32)
     if np.any(behind[mask] > version):
-        raise ValueError(f"pack: got a token sampled at version {behind[mask].max()}, want at most the learner's {version}")
+        newest = behind[mask].max()
+        raise ValueError(f"pack: got a token sampled at version {newest}, want at most the learner's {version}")
     # the n-th segment of its packed row, in the order of their starts
     order = np.argsort(begin, kind="stable")
     row_sorted = begin[order] // shape[1]

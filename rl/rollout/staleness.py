@@ -1,8 +1,8 @@
 """How far sampling may run ahead of learning, counted in groups.
 
-Batch v is the first `batch` accepted groups, in ticket order, that no earlier batch took. A group admitted at version v while
-accepted + running < (max_staleness + v + 1) * batch is thus trained at version v + max_staleness at the latest: the bound holds for
-each of its tokens, because every token is sampled at version v or later.
+Batch v is the first `batch` accepted groups, in ticket order, that no earlier batch took. A group admitted at version
+v while accepted + running < (max_staleness + v + 1) * batch is thus trained at version v + max_staleness at the
+latest: the bound holds for each of its tokens, because every token is sampled at version v or later.
 """
 
 import threading
@@ -19,7 +19,8 @@ def capacity(version: int, accepted: int, running: int, *, batch: int, max_stale
 
 
 class StalenessGate:
-    """Counts groups in (running), through (accepted) and out (dropped), and lets a new one start when `capacity` allows.
+    """Counts groups in (running), through (accepted) and out (dropped), and lets a new one start when `capacity`
+    allows.
 
     Thread-safe. `version` is the learner's published version; 0 of everything at the start.
     """
@@ -56,7 +57,7 @@ class StalenessGate:
         """The engine has the weights of `version`. Raises ValueError when versions go back."""
         with self._changed:
             if version < self._version:
-                raise ValueError(f"on_publish: got version {version} after {self._version}, want it to grow; was a run resumed?")
+                raise ValueError(f"on_publish: got version {version} after {self._version}, want it to grow")
             self._version = version
             self._changed.notify_all()
 
@@ -78,12 +79,13 @@ class StalenessGate:
             }
 
     def state_dict(self) -> dict[str, int]:
-        """What a resumed run needs: the version, and the counts of groups that ended. Running groups are drawn again."""
+        """What a resumed run needs: the version, the counts of groups that ended. Running groups are drawn again."""
         with self._changed:
             return {"version": self._version, "accepted": self._accepted, "dropped": self._dropped}
 
     def load_state_dict(self, state: Mapping[str, int], *, kept: int) -> None:
-        """Goes on from `state`; `kept` accepted groups were restored with it and wait for training (their episodes were saved).
+        """Goes on from `state`; `kept` accepted groups were restored with it and wait for training (their episodes
+        were saved).
 
         accepted = version * batch + kept: a group that was accepted, lost and will be drawn again must not count twice.
         """
@@ -106,7 +108,7 @@ class StalenessGate:
     def _end(self, what: str, *, accepted: int = 0, dropped: int = 0) -> None:
         with self._changed:
             if self._running < 1:
-                raise RuntimeError(f"{what}: got no running group, want one that acquire() let in; was one ended twice?")
+                raise RuntimeError(f"{what}: got no running group, want one that acquire() let in; did one end twice?")
             self._running -= 1
             self._accepted += accepted
             self._dropped += dropped

@@ -1,6 +1,13 @@
 """One episode: the world and the engine take turns, and every token is written down once, as it was sampled or given.
 
-A failed world is typed data (ENV_ERROR); a failed program (codec, engine) raises.
+A limit is failure: `facts["success"]` is False. A turn cut by `max_turn_tokens` is handed to the world as it is
+(malformed, so the world says so); an episode whose row is full, or whose next observation leaves no room for a token,
+ends as TOKEN_LIMIT.
+
+A failed world is typed data: one that raises, answers something else than a Step, or answers later than
+`call_deadline_s` ends its episode as ENV_ERROR with `facts["error"]`. A call that *never* returns cannot be seen from
+here: rl/rollout/pool.py watches the clock of each thread, abandons it with its world, records the ENV_ERROR and starts
+another. A failed program (codec, engine) raises.
 """
 
 import itertools
@@ -34,31 +41,27 @@ def run_episode(
     cancelled: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
-    """Plays `task` to its end and returns its trajectory, whatever the world does; the caller opens and closes both sides.
+    """Plays `task` to its end and returns its trajectory, whatever the world does. The caller closes both sides.
 
-    `max_turn_tokens` bounds what one turn samples, `max_tokens` the whole row, prompt and world text included: no row is
-    longer. `role` is the world's in the chat template. A text that `env.reset` gives follows the prompt as a user message.
-    Row.turn is -1 on the prompt and k on turn k (from 0) and on the world's answer to it.
+    `max_turn_tokens` bounds what one turn samples, `max_tokens` the whole row, prompt and world text included: no row
+    is longer. `role` is the world's in the chat template. A text that `env.reset` gives follows the prompt as a user
+    message. Row.turn is -1 on the prompt and k on turn k (from 0) and on the world's answer to it.
 
-    A turn cut by `max_turn_tokens` is handed to the world as it is (malformed, so the world says so); an episode whose row is
-    full, or whose next observation leaves no room for a token, ends as TOKEN_LIMIT. A limit is failure: `facts["success"]` is
-    False. A world that raises, answers something else than a Step, or answers later than `call_deadline_s` ends as ENV_ERROR
-    with `facts["error"]`. A call that *never* returns cannot be seen from here: rl/rollout/pool.py watches the clock of each
-    thread, abandons it with its world, records the ENV_ERROR and starts another. CANCELLED: the session was closed, or
-    `cancelled` is set. Raises what the codec and the engine raise (models.codec.NotPrefix among them).
+    CANCELLED: the session was closed, or `cancelled` is set. Raises what the codec and the engine raise
+    (models.codec.NotPrefix among them).
     """
     record, facts = _Record(), {"success": False}
 
     def ended(status: Status, **more: Any) -> Trajectory:
-        limit = status not in (Status.DONE, Status.GAVE_UP)
-        final = {**facts, **more, **({"success": False} if limit else {})}
-        return Trajectory(task.task_id, ticket, member, status, record.rows(), final, {})
+        if status not in (Status.DONE, Status.GAVE_UP):
+            more["success"] = False
+        return Trajectory(task.task_id, ticket, member, status, record.rows(), {**facts, **more}, {})
 
     def stopped() -> bool:
         return cancelled is not None and cancelled.is_set()
 
     try:
-        first = _observed(_call(env.reset, task, deadline_s=call_deadline_s, clock=clock))
+        first = _observed(_call(env.reset, task, call_deadline_s, clock))
         new_ids = codec.start(_messages(task, first.text))
         for index in itertools.count():
             asked = min(max_turn_tokens, max_tokens - len(record) - len(new_ids))
@@ -78,7 +81,7 @@ def run_episode(
             if turn.reason == "length" and (len(turn.ids) < asked or len(record) >= max_tokens):
                 return ended(Status.TOKEN_LIMIT)
             text = action_text(codec, turn.ids, env.spec.stop)
-            step = _stepped(_call(env.step, text, deadline_s=call_deadline_s, clock=clock))
+            step = _stepped(_call(env.step, text, call_deadline_s, clock))
             facts = dict(step.facts)
             if step.done:
                 return ended(Status.GAVE_UP if facts.get("gave_up") else Status.DONE)
@@ -102,11 +105,13 @@ def transcribe(
     role: str = "tool",
     first: str = "",
 ) -> Trajectory:
-    """The trajectory of scripted `turns` (action, observation): the rows that a live episode with these texts would have.
+    """The trajectory of scripted `turns` (action, observation): the rows that a live episode with these texts would
+    have.
 
-    Action ids are `codec.encode_action`, action_mask is True on them, `behavior_logp` 0 and `version` 0 (nobody sampled
-    them). An action is cut after its first stop string; without one it ends with the end-of-turn id, which a live turn would
-    have had to sample. The last observation is not part of the row: nothing was sampled after it. `first` is reset's text.
+    Action ids are `codec.encode_action`, action_mask is True on them, `behavior_logp` 0 and `version` 0 (nobody
+    sampled them). An action is cut after its first stop string; without one it ends with the end-of-turn id, which a
+    live turn would have had to sample. The last observation is not part of the row: nothing was sampled after it.
+    `first` is reset's text.
     """
     record = _Record()
     new_ids = codec.start(_messages(task, first))
@@ -122,7 +127,7 @@ def transcribe(
 
 
 def action_text(codec: Codec, ids: Sequence[int], stop: Sequence[str]) -> str:
-    """What the world sees of a turn: its text up to and including the first stop string, without a sampled end of turn."""
+    """What the world sees of a turn: its text up to and including the first stop string, without a sampled end."""
     if ids and ids[-1] in codec.end_ids:
         ids = ids[:-1]
     return _cut(codec.view(ids), stop)[0]
@@ -179,7 +184,7 @@ def _cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(ends)], True) if ends else (text, False)
 
 
-def _call(function: Callable, argument, *, deadline_s: float, clock: Callable[[], float]):
+def _call(function: Callable, argument: Any, deadline_s: float, clock: Callable[[], float]) -> Any:
     """One call of the world. Whatever it raises is an EnvError, and so is an answer that comes too late."""
     began_s = clock()
     try:
@@ -205,9 +210,11 @@ def _stepped(answer: Any) -> Step:
     _observed(answer.observation)
     facts = answer.facts
     if not isinstance(answer.done, bool | np.bool_) or not isinstance(facts, Mapping):
-        raise EnvError(f"the world gave done={_brief(answer.done)} facts={_brief(facts)}, want a bool and a mapping; mend step")
+        got = f"done={_brief(answer.done)} facts={_brief(facts)}"
+        raise EnvError(f"the world gave {got}, want a bool and a mapping; mend step")
     if not isinstance(facts.get("success"), bool | np.bool_):
-        raise EnvError(f"the world gave facts['success']={_brief(facts.get('success'))}, want a bool at every step; mend step")
+        got = _brief(facts.get("success"))
+        raise EnvError(f"the world gave facts['success']={got}, want a bool at every step; mend step")
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Trained ids == prompt ids + sampled ids + world ids, in order; sum(action_mask) == sampled tokens; none of them is glue."""
+"""Trained ids == prompt ids + sampled ids + world ids, in order; sum(action_mask) == sampled tokens; none is glue."""
 
 import numpy as np
 import pytest
@@ -93,7 +93,8 @@ def test_trained_ids_are_what_was_consumed_and_sampled(codec, prompt, sampled, s
     opens = codec.start(task.prompt)[-1]
     assert sum(i == opens for i in row.tokens[~row.action_mask].tolist()) == len(sampler.sampled)
     # and the packed batch has these tokens, this mask, and an advantage on nothing else
-    batch, _ = pack([trajectory], {(0, 0): 2.0}, {(0, 0): 1.0}, rows=1, length=400, micro_rows=1, version=7, pad_id=codec.pad_id)
+    shape = {"rows": 1, "length": 400, "micro_rows": 1, "version": 7, "pad_id": codec.pad_id}
+    batch, _ = pack([trajectory], {(0, 0): 2.0}, {(0, 0): 1.0}, **shape)
     n = len(want) if flat else 0
     assert batch.tokens[0, :n].tolist() == want[:n] and (batch.segment[0] > 0).sum() == n
     np.testing.assert_array_equal(batch.advantages[0] != 0, batch.action_mask[0])
@@ -101,9 +102,8 @@ def test_trained_ids_are_what_was_consumed_and_sampled(codec, prompt, sampled, s
 
 
 def test_masked_text_is_the_sampled_text(codec):
-    # a turn of 4 sampled ids with its end: glue before and after has mask 0
-    turn = [*codec.encode_action("<search> Peru </search>")]
-    sampler, world = Sampler(codec, [turn, codec.encode_action("<answer> Lima </answer>")]), World(["Doc 1(Title: Peru)", "ok"])
+    sampled = [codec.encode_action("<search> Peru </search>"), codec.encode_action("<answer> Lima </answer>")]
+    sampler, world = Sampler(codec, sampled), World(["Doc 1(Title: Peru)", "ok"])
     task = Task("t", "f", "train", 0, (Message("user", "capital of Peru ?"),), {})
     trajectory = run_episode(
         world, task, codec, sampler, ticket=0, member=0, max_turn_tokens=40, max_tokens=200, call_deadline_s=60.0
@@ -118,7 +118,8 @@ def test_masked_text_is_the_sampled_text(codec):
 
 
 def test_demonstration_has_the_ids_that_a_perfect_policy_would_sample(codec):
-    turns = [("<think> I will search </think><search> Peru </search>", "Doc 1(Title: Peru)"), ("<answer> Lima </answer>", "ok")]
+    first = ("<think> I will search </think><search> Peru </search>", "Doc 1(Title: Peru)")
+    turns = [first, ("<answer> Lima </answer>", "ok")]
     task = Task("t", "f", "train", 0, (Message("user", "capital of Peru ?"),), {})
     demo = transcribe(codec, task, turns, {"success": True}, stop=STOP)
     sampler = Sampler(codec, [codec.encode_action(action) for action, _ in turns])

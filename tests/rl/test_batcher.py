@@ -29,7 +29,7 @@ SHAPE = {"rows": 4, "length": 8, "micro_rows": 2, "version": 5, "pad_id": 9}
 
 
 def test_worked_example():
-    # lengths 5, 3, 4 in rows of 8: the 5 opens row 0, the 4 row 1, the 3 fills row 0 exactly; two rows used, 12 of 16 places
+    # lengths 5, 3, 4 in rows of 8: the 5 opens row 0, the 4 row 1, the 3 fills row 0; two rows used, 12 of 16 places
     episodes = [episode(0, 0, row(3, [1, 2], first=10)), episode(0, 1, row(5, [2, 4], version=4, first=20)),
                 episode(1, 0, row(4, [3], version=5, first=30))]  # fmt: skip
     advantage = {(0, 0): 1.0, (0, 1): -2.0, (1, 0): 0.5}
@@ -50,9 +50,9 @@ def test_worked_example():
 @st.composite
 def batches(draw):
     lengths = draw(st.lists(st.integers(2, 40), min_size=0, max_size=30))
+    actions = [sorted(draw(st.sets(st.integers(1, n - 1), min_size=1))) for n in lengths]
     return [
-        episode(i // 4, i % 4, row(n, sorted(draw(st.sets(st.integers(1, n - 1), min_size=1))), version=i % 6, first=i * 50))
-        for i, n in enumerate(lengths)
+        episode(i // 4, i % 4, row(n, actions[i], version=i % 6, first=i * 50)) for i, n in enumerate(lengths)
     ]
 
 
@@ -111,8 +111,12 @@ def test_best_fit_uses_no_more_rows_than_needed():
 
 def test_what_adds_no_loss_is_left_out():
     numbers = {(0, 0): 1.0, (0, 1): -1.0}
-    episodes = [episode(0, 0, row(4, [2])), episode(0, 1, row(4, [])), episode(0, 2, row(4, [1]), status=Status.ENV_ERROR),
-                episode(0, 3, status=Status.CANCELLED)]  # fmt: skip
+    episodes = [
+        episode(0, 0, row(4, [2])),
+        episode(0, 1, row(4, [])),
+        episode(0, 2, row(4, [1]), status=Status.ENV_ERROR),
+        episode(0, 3, status=Status.CANCELLED),
+    ]
     batch, stats = pack(episodes, numbers, numbers, **SHAPE)
     assert stats["episodes"] == 1 and stats["tokens"] == 4 and batch.action_mask.sum() == 1
 
@@ -131,7 +135,7 @@ def test_nothing_to_train_is_an_empty_batch():
     "episodes, change, message",
     [
         ([episode(0, 0, row(9, [1]))], {}, "got an episode of 9 tokens, want at most 8"),
-        ([episode(0, i, row(8, [1])) for i in range(5)], {}, "got 40 tokens in 5 episodes, which fill 6 rows of 8, want at most 4"),
+        ([episode(0, i, row(8, [1])) for i in range(5)], {}, "in 5 episodes, which fill 6 rows of 8, want at most 4"),
         ([episode(0, 0, row(4, [1]))] * 2, {}, r"two episodes of \(ticket, member\) \(0, 0\)"),
         ([episode(7, 0, row(4, [1]))], {}, r"episode \(7, 0\) \(DONE\) has no advantage"),
         ([episode(0, 0, row(4, [1], version=6))], {}, "sampled at version 6, want at most the learner's 5"),

@@ -1,4 +1,4 @@
-"""No token is trained more than `max_staleness` versions after it was sampled, whatever the schedule; nothing waits for ever."""
+"""No token is trained more than `max_staleness` versions after it was sampled; nothing waits for ever."""
 
 import threading
 
@@ -28,7 +28,8 @@ from rl.rollout.staleness import StalenessGate, capacity
     ],
 )
 def test_capacity(max_staleness, batch, version, accepted, running, max_running, want):
-    assert capacity(version, accepted, running, batch=batch, max_staleness=max_staleness, max_running=max_running) == want
+    limits = {"batch": batch, "max_staleness": max_staleness, "max_running": max_running}
+    assert capacity(version, accepted, running, **limits) == want
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 9), st.lists(st.integers(0, 9), max_size=300))

@@ -14,7 +14,7 @@ END, ASSISTANT = 0, 1
 
 
 class ByteCodec:
-    """One id a character (its code point), 0 the end of turn, 1 opens a turn: prompt and world text are `text end open`."""
+    """One id a character (its code point), 0 the end of turn, 1 opens a turn: world text is `text end open`."""
 
     end_ids = (END,)
 
@@ -32,7 +32,7 @@ class ByteCodec:
 
 
 class Script:
-    """A session that samples given texts; `$` is the end of turn. It keeps the engine's contract on max_tokens and stop."""
+    """A session that samples given texts, `$` the end of turn, and keeps the engine's contract on limits and stops."""
 
     def __init__(self, *turns, capacity=10_000, on_turn=lambda n: None):
         self.turns, self.capacity, self.on_turn = list(turns), capacity, on_turn
@@ -200,11 +200,21 @@ def test_a_limit_is_failure_and_keeps_the_last_facts():
     assert trajectory.status is Status.TURN_LIMIT and trajectory.facts == {"success": False, "f1": 0.5}
 
 
-@pytest.mark.parametrize("garbage", [
-    None, "text", (Observation("x"), True, {}), Step("text", True, {"success": True}), Step(Observation(None), True, {"success": True}),
-    Step(Observation("x"), "yes", {"success": True}), Step(Observation("x"), True, None), Step(Observation("x"), True, {}),
-    Step(Observation("x"), False, {"success": 1.0}), Step(Observation("x"), True, [("success", True)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        "text",
+        (Observation("x"), True, {}),
+        Step("text", True, {"success": True}),
+        Step(Observation(None), True, {"success": True}),
+        Step(Observation("x"), "yes", {"success": True}),
+        Step(Observation("x"), True, None),
+        Step(Observation("x"), True, {}),
+        Step(Observation("x"), False, {"success": 1.0}),
+        Step(Observation("x"), True, [("success", True)]),
+    ],
+)
 def test_garbage_is_an_env_error(garbage):
     trajectory = play(Env(garbage), Script("a$"))
     assert trajectory.status is Status.ENV_ERROR and "the world gave" in trajectory.facts["error"]
@@ -221,7 +231,8 @@ def test_error_note_says_what_and_where():
         raise KeyError("index is gone")
 
     note = play(Env(boom), Script("a$")).facts["error"]
-    assert "KeyError('index is gone')" in note and 'raise KeyError("index is gone")' in note and "test_worker.py" in note
+    assert "KeyError('index is gone')" in note and 'raise KeyError("index is gone")' in note
+    assert "test_worker.py" in note and "/test_worker.py" not in note
 
 
 def test_an_answer_that_comes_too_late_is_an_env_error():
@@ -259,7 +270,8 @@ def test_every_ending_can_be_stored():
 
 def test_transcript_has_the_rows_of_the_live_episode():
     live = play(Env(step("obs"), step("bye", done=True, success=True)), Script("a</s>zz", "yes$"))
-    script = transcribe(ByteCodec(), TASK, [("a</s>zz", "obs"), ("yes", "bye")], {"success": True}, stop=("</s>",), ticket=3, member=2)
+    turns = [("a</s>zz", "obs"), ("yes", "bye")]
+    script = transcribe(ByteCodec(), TASK, turns, {"success": True}, stop=("</s>",), ticket=3, member=2)
     for name in ("tokens", "turn", "action_mask"):
         np.testing.assert_array_equal(getattr(script.rows[0], name), getattr(live.rows[0], name))
     assert script.facts == live.facts and script.status is live.status

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from configs.arg import ConfigError, nearest, parse_arg
@@ -153,12 +153,17 @@ def validating() -> Iterator[None]:
         raise ConfigError(str(err)) from err
 
 
-def run(main: Callable[[Sequence[str]], Any]) -> None:
-    """`absl.app.run`, but bad input ends with one `error: ...` on stderr and exit status 2, not with a traceback."""
+def run(main: Callable[[Sequence[str]], Any], *, positional: bool = False) -> None:
+    """`absl.app.run`, but bad input ends with one `error: ...` on stderr and exit status 2, not with a traceback.
+
+    Arguments that are no flags are refused unless `positional`.
+    """
 
     def guarded(argv: Sequence[str]) -> Any:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # jax and orbax tell a lot; a run has its own log
         try:
-            if len(argv) > 1:
+            if len(argv) > 1 and not positional:
                 raise ConfigError(f"got arguments {list(argv[1:])}; want flags only (--name=value), see --help")
             return main(argv)
         except ConfigError as err:

@@ -1,0 +1,193 @@
+"""One JSON line per workload, at the shapes of a config: is this commit faster or slower than the last one?
+
+Run: python -m launch.bench model|engine|search [--config=configs/quickstart.py] [--seconds=10]
+
+    model    tokens trained per second: full packed rows through `train_step`
+    engine   tokens sampled per second: every lane busy, prompts of half the capacity's first context
+    search   queries per second of one thread on the local index
+
+Compilation and index building are not in the figure; they are `setup_s`.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags
+
+from launch import cli
+from launch.plan import Plan, make_plan
+
+_CONFIG = cli.define_config("configs/quickstart.py")
+_SECONDS = flags.DEFINE_float("seconds", 10.0, "Measure for about this long", lower_bound=0.01)
+
+
+def main(argv: Sequence[str]) -> None:
+    with cli.validating():
+        name = argv[1] if len(argv) == 2 else ""
+        if name not in WORKLOADS:
+            raise cli.ConfigError(f"got workload {name!r}, want one of {', '.join(WORKLOADS)}")
+        plan = make_plan(cli.resolve(_CONFIG.value, None))
+    print(json.dumps({"bench": name, **WORKLOADS[name](plan, _SECONDS.value)}))
+
+
+def bench_model(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Trained tokens/s: every place of every row is a token, so padding is not flattered."""
+    import jax
+    import numpy as np
+
+    from models.config import ModelConfig
+    from models.sharding import make_mesh
+    from rl.learner import make_learner, make_optimizer
+    from rl.losses import recipes
+    from rl.types import TrajectoryBatch
+
+    begun = time.monotonic()
+    config = ModelConfig(vocab_size=plan.vocab_size, **plan.model)
+    rows, length = plan.batch.rows, plan.batch.length
+    learner = make_learner(
+        config,
+        recipes.grpo(),
+        make_optimizer(learning_rate=1e-4),
+        make_mesh(*plan.mesh),
+        micro_rows=plan.batch.micro_rows,
+        chunk=plan.batch.logp_chunk,
+    )
+    rng = np.random.default_rng(plan.seed)
+    zeros = np.zeros((rows, length), np.float32)
+    batch = TrajectoryBatch(
+        tokens=rng.integers(0, plan.vocab_size, (rows, length), np.int32),
+        segment=np.ones((rows, length), np.int32),
+        position=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy(),
+        action_mask=np.broadcast_to(np.arange(length) >= length // 2, (rows, length)).copy(),
+        behavior_logp=zeros,
+        staleness=np.zeros((rows, length), np.int32),
+        rewards=zeros,
+        advantages=rng.normal(size=(rows, length)).astype(np.float32),
+    )
+    state = learner.init_state(jax.random.key(plan.seed))
+    state, _ = jax.block_until_ready(learner.train_step(state, batch))
+    setup_s = time.monotonic() - begun
+
+    def once() -> int:
+        nonlocal state
+        state, metrics = learner.train_step(state, batch)
+        jax.block_until_ready(metrics)
+        return rows * length
+
+    return {**_rate(once, seconds, "tokens"), "setup_s": round(setup_s, 2), **_device()}
+
+
+def bench_engine(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Sampled tokens/s with every lane busy; random prompts, nothing stops but the token budget."""
+    import jax
+    import numpy as np
+
+    from models import transformer
+    from models.config import ModelConfig
+    from models.sampling import Sampling
+    from rl.rollout.engine import Engine
+    from rl.rollout.keys import request_key
+
+    begun = time.monotonic()
+    config = ModelConfig(vocab_size=plan.vocab_size, **plan.model)
+    e = plan.engine
+    engine = Engine(
+        config,
+        transformer.init(config, jax.random.key(plan.seed)),
+        version=0,
+        lanes=e.lanes,
+        residents=e.residents,
+        capacity=e.capacity,
+        view=lambda ids: "",
+        end_ids=(),
+        round_tokens=e.round_tokens,
+        prefill_rows=e.prefill_rows,
+        prefill_chunk=e.prefill_chunk,
+        contexts=e.contexts,
+    )
+    rng = np.random.default_rng(plan.seed)
+    tickets = itertools.count()
+    prompt_len = e.contexts[0] // 2
+    budget = min(plan.rollout.max_turn_tokens, e.capacity - prompt_len)
+
+    def once() -> int:
+        import threading
+
+        sampled = []
+
+        def episode(key: np.ndarray, prompt: list[int]) -> None:
+            with engine.open(key, Sampling(temperature=plan.rl.temperature)) as session:
+                sampled.append(len(session.generate(prompt, max_tokens=budget).ids))
+
+        jobs = [
+            threading.Thread(
+                target=episode,
+                args=(request_key(plan.seed, next(tickets), 0), rng.integers(0, plan.vocab_size, prompt_len).tolist()),
+                name=f"bench-{lane}",
+            )
+            for lane in range(e.lanes)
+        ]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        return sum(sampled)
+
+    try:
+        engine.warm_up()
+        setup_s = time.monotonic() - begun
+        return {**_rate(once, seconds, "tokens"), "setup_s": round(setup_s, 2), "lanes": e.lanes, **_device()}
+    finally:
+        engine.close()
+
+
+def bench_search(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Queries/s of one thread: three words of random passages, so that nothing is answered from a cache."""
+    import numpy as np
+
+    from envs.search import questions
+    from envs.search.index import SearchIndex, build_index
+    from envs.search.retrieve import TantivyRetriever
+
+    begun = time.monotonic()
+    passages = questions.load().corpus.passages
+    index = SearchIndex(build_index(passages, f"{plan.world_options.get('data_dir', 'data/search')}/index"))
+    retriever = TantivyRetriever(index, "train")
+    rng = np.random.default_rng(plan.seed)
+    setup_s = time.monotonic() - begun
+
+    def once() -> int:
+        for i in rng.integers(0, len(passages), 100):
+            words = passages[i].pages[0].split()
+            retriever.search(" ".join(rng.choice(words, min(3, len(words)), replace=False)), 3)
+        return 100
+
+    return {**_rate(once, seconds, "queries"), "setup_s": round(setup_s, 2), "passages": len(passages)}
+
+
+WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any]]] = {
+    "model": bench_model,
+    "engine": bench_engine,
+    "search": bench_search,
+}
+
+
+def _rate(once: Callable[[], int], seconds: float, unit: str) -> dict[str, Any]:
+    done, begun = 0, time.monotonic()
+    while time.monotonic() - begun < seconds:
+        done += once()
+    elapsed = time.monotonic() - begun
+    return {f"{unit}_per_s": round(done / elapsed, 1), unit: done, "seconds": round(elapsed, 2)}
+
+
+def _device() -> dict[str, Any]:
+    import jax
+
+    return {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
+
+
+if __name__ == "__main__":
+    cli.run(main, positional=True)

@@ -55,11 +55,11 @@ class Row:
     `behavior_logp` is in nats, of the full softmax at the sampling temperature.
     """
 
-    tokens: Int[np.ndarray, "t"]
-    turn: Int[np.ndarray, "t"]
-    action_mask: Bool[np.ndarray, "t"]
-    behavior_logp: Float[np.ndarray, "t"]
-    version: Int[np.ndarray, "t"]
+    tokens: Int[np.ndarray, " t"]
+    turn: Int[np.ndarray, " t"]
+    action_mask: Bool[np.ndarray, " t"]
+    behavior_logp: Float[np.ndarray, " t"]
+    version: Int[np.ndarray, " t"]
 
     def __post_init__(self):
         for name, dtype in _ROW_DTYPES.items():

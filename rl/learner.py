@@ -1,0 +1,290 @@
+"""The learner: the only `jit` of training code, its shardings and its donation.
+
+A batch is [B T] with B the most rows that can come; the rows in use stand first. It is cut into micro-batches of
+`micro_rows` rows, and one compiled program loops over those that hold tokens. Totals and counts are added over
+micro-batches (and, being global arrays, over devices) and divided once: how a batch is cut changes nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from models import transformer
+from models.config import ModelConfig
+from models.logprobs import token_logp
+from models.sharding import batch_sharding, param_shardings, replicated
+from rl.losses.recipes import LossFn, Metrics
+from rl.types import Max, Mean, TrajectoryBatch
+
+Params = Any
+# The matrices. Norms, biases, the key shift and the embedding (with a tied head, the head as well) are not decayed.
+DECAYED = frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "lm_head"})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What an update changes, all on the device. `step` counts updates that were made, `skipped` those refused."""
+
+    params: Params  # f32 masters
+    opt_state: optax.OptState
+    step: Int[Array, ""]
+    skipped: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """Compiled functions of one model, loss, optimizer and mesh.
+
+    `init_state(key | params)` copies what it is given. `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy
+    or device batches of one shape; `train_step` DONATES its state.
+    """
+
+    init_state: Callable[[PRNGKeyArray | Params], TrainState]
+    prepare: Callable[[TrainState, Params | None, TrajectoryBatch], TrajectoryBatch]
+    train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
+    state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
+
+
+def make_learner(
+    config: ModelConfig,
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    micro_rows: int,
+    temperature: float = 1.0,
+    chunk: int = 256,
+    fill_proximal: bool = False,
+) -> Learner:
+    """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
+
+    `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare` compute
+    `proximal_logp`, for decoupled losses.
+    """
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if micro_rows < 1 or micro_rows % shards:
+        raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
+    state_shardings = _state_shardings(config, tx, mesh)
+    rows, everywhere = batch_sharding(mesh), replicated(mesh)
+    split = partial(_split, micro_rows=micro_rows, sharding=NamedSharding(mesh, PartitionSpec(None, *rows.spec)))
+    score = partial(_score, config=config, temperature=temperature, chunk=chunk)
+
+    fresh = partial(_fresh, tx=tx)
+    from_key = jax.jit(lambda key: fresh(transformer.init(config, key)), out_shardings=state_shardings)
+    # A copy: the state will be donated, and what was given belongs to somebody else.
+    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=state_shardings)
+    filled = jax.jit(
+        partial(prepare, score=score, split=split, fill_proximal=fill_proximal),
+        in_shardings=(state_shardings, None, rows),
+        out_shardings=rows,
+    )
+    step = jax.jit(
+        partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split),
+        in_shardings=(state_shardings, rows),
+        out_shardings=(state_shardings, everywhere),
+        donate_argnums=0,
+    )
+
+    def put(batch: TrajectoryBatch) -> TrajectoryBatch:
+        if batch.tokens.shape[0] % micro_rows:
+            raise ValueError(f"batch: got {batch.tokens.shape[0]} rows, want a multiple of micro_rows={micro_rows}")
+        return jax.device_put(batch, rows)  # H2D, once for each batch; nothing to do for one that is there
+
+    return Learner(
+        init_state=lambda start: from_key(start) if isinstance(start, jax.Array) else from_params(start),
+        prepare=lambda state, ref, batch: (
+            filled(state, ref, put(batch)) if fill_proximal or ref is not None else put(batch)
+        ),
+        train_step=lambda state, batch: step(state, put(batch)),
+        state_shardings=state_shardings,
+    )
+
+
+# --- the two functions that run on the device ------------------------------------------------------------------------
+
+
+def prepare(
+    state: TrainState, ref: Params | None, batch: TrajectoryBatch, *, score: Callable, split: Callable, fill_proximal: bool
+) -> TrajectoryBatch:
+    """Fill `ref_logp` under `ref` if given, and `proximal_logp` under the state's own parameters if asked. Pure."""
+    micro = split(batch)
+
+    def fill(params: Params) -> Float[Array, "B T"]:
+        def one(i: Int[Array, ""], logp: Float[Array, "M R T"]) -> Float[Array, "M R T"]:
+            return logp.at[i].set(score(params, _take(micro, i))[0])
+
+        logp = jax.lax.fori_loop(0, _used(micro), one, jnp.zeros(micro.tokens.shape, jnp.float32))
+        return logp.reshape(batch.tokens.shape)
+
+    filled = {}
+    if ref is not None:
+        filled["ref_logp"] = fill(ref)
+    if fill_proximal:
+        filled["proximal_logp"] = fill(state.params)
+    return dataclasses.replace(batch, **filled)
+
+
+def train_step(
+    state: TrainState,
+    batch: TrajectoryBatch,
+    *,
+    score: Callable,
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    split: Callable,
+) -> tuple[TrainState, dict[str, Mean | Max]]:
+    """One optimizer update: gradient of Σ totals / Σ counts over the whole batch. Pure.
+
+    Where the loss or the gradient is not finite, or nothing at all was to be trained, the update is refused whole: parameters
+    and optimizer (with its schedule's count) stay, and `skipped` grows by one.
+    """
+    micro = split(batch)
+    grads, loss, metrics = _accumulate(state.params, micro, score, loss_fn)
+    # Σ grad of totals / Σ counts: the denominator is global, and dividing before adding would weigh tokens by their cut.
+    grads = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), grads)
+    norm = optax.global_norm(grads)
+    good = jnp.isfinite(norm) & jnp.isfinite(loss.total) & (loss.count > 0)
+
+    def update() -> tuple[Params, optax.OptState]:
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        return optax.apply_updates(state.params, updates), opt_state
+
+    params, opt_state = jax.lax.cond(good, update, lambda: (state.params, state.opt_state))
+    one = jnp.ones((), jnp.float32)
+    metrics = {
+        "loss": loss,
+        **metrics,
+        "optim/grad_norm": Mean(norm, one),  # before clipping
+        "optim/skipped": Mean(1 - good.astype(jnp.float32), one),
+    }
+    state = TrainState(params, opt_state, state.step + good, state.skipped + ~good)
+    return state, metrics
+
+
+def _accumulate(
+    params: Params, micro: TrajectoryBatch, score: Callable, loss_fn: LossFn
+) -> tuple[Params, Mean, Metrics]:
+    """Σ over micro-batches of (gradient of the loss's total, loss, metrics), the gradient in f32."""
+
+    def total(params: Params, piece: TrajectoryBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+        loss, metrics = loss_fn(*score(params, piece), piece)
+        return loss.total, (loss, dict(metrics))
+
+    def one(i: Int[Array, ""], sums: tuple) -> tuple:
+        grads, measured = jax.grad(total, has_aux=True)(params, _take(micro, i))
+        grads = jax.tree.map(lambda s, g: s + g.astype(jnp.float32), sums[0], grads)
+        return grads, *jax.tree.map(lambda s, m: s + m, sums[1:], measured, is_leaf=_is_metric)
+
+    measured = jax.eval_shape(total, params, jax.eval_shape(_take, micro, jnp.int32(0)))[1]
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+    nothing = jax.tree.map(lambda m: m.identity(), measured, is_leaf=_is_metric)
+    return jax.lax.fori_loop(0, _used(micro), one, (zeros, *nothing))
+
+
+def _score(
+    params: Params, batch: TrajectoryBatch, *, config: ModelConfig, temperature: float, chunk: int
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position)
+    return token_logp(params, hidden, batch.tokens, temperature=temperature, chunk=chunk)
+
+
+# --- rows and micro-batches --------------------------------------------------------------------------------------------
+
+
+def _split(batch: TrajectoryBatch, *, micro_rows: int, sharding: NamedSharding) -> TrajectoryBatch:
+    """[B ...] -> [M R ...], the rows of each micro-batch spread over the devices (a move of ids, once for each step)."""
+
+    def one(x: Array) -> Array:
+        return jax.lax.with_sharding_constraint(x.reshape(-1, micro_rows, *x.shape[1:]), sharding)
+
+    return jax.tree.map(one, batch)
+
+
+def _used(micro: TrajectoryBatch) -> Int[Array, ""]:
+    """How many micro-batches to run: up to the last one that holds a token."""
+    holds = jnp.any(micro.segment != 0, axis=(1, 2))
+    return jnp.max(jnp.where(holds, jnp.arange(1, holds.shape[0] + 1), 0))
+
+
+def _take(micro: TrajectoryBatch, i: Int[Array, ""]) -> TrajectoryBatch:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), micro)
+
+
+def _is_metric(x: Any) -> bool:
+    return isinstance(x, Mean | Max)
+
+
+# --- state and optimizer -----------------------------------------------------------------------------------------------
+
+
+def _fresh(params: Params, *, tx: optax.GradientTransformation) -> TrainState:
+    return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def _state_shardings(config: ModelConfig, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Optimizer moments lie where their parameters lie; counters are everywhere."""
+    params, everywhere = param_shardings(config, mesh), replicated(mesh)
+    shapes = jax.eval_shape(lambda key: tx.init(transformer.init(config, key)), jax.random.key(0))
+    opt_state = optax.tree_utils.tree_map_params(
+        tx, lambda _, sharding: sharding, shapes, params, transform_non_params=lambda _: everywhere
+    )
+    return TrainState(params, opt_state, everywhere, everywhere)
+
+
+def make_schedule(
+    *, learning_rate: float, warmup_steps: int = 0, decay_steps: int = 0, schedule: str = "constant", final_frac: float = 0.0
+) -> optax.Schedule:
+    """Learning rate at a count of updates made: linear warm-up that ends at `learning_rate`, then "constant", "linear" or
+    "cosine" down to final_frac · learning_rate over the `decay_steps` after it. The first update has 1/warmup_steps, not 0.
+    """
+    if schedule not in ("constant", "linear", "cosine"):
+        raise ValueError(f"schedule: got {schedule!r}, want 'constant', 'linear' or 'cosine'")
+    if (schedule == "constant") != (decay_steps == 0):
+        raise ValueError(f"decay_steps: got {decay_steps} with schedule={schedule!r}, want 0 for 'constant', else at least 1")
+
+    def rate(count: Int[Array, ""]) -> Float[Array, ""]:
+        warm = jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
+        done = jnp.clip((count + 1 - warmup_steps) / max(decay_steps, 1), 0.0, 1.0)
+        left = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + jnp.cos(jnp.pi * done))}[schedule]
+        return learning_rate * warm * (final_frac + (1 - final_frac) * left)
+
+    return rate
+
+
+def make_optimizer(
+    *,
+    learning_rate: float,
+    warmup_steps: int = 0,
+    decay_steps: int = 0,
+    weight_decay: float = 0.0,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    clip_norm: float = 1.0,
+    schedule: str = "constant",
+    final_frac: float = 0.0,
+) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm; matrices alone are decayed (see DECAYED). Schedule: see `make_schedule`."""
+    rate = make_schedule(
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+        schedule=schedule,
+        final_frac=final_frac,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed),
+    )
+
+
+def _decayed(params: Params) -> Params:
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)

@@ -1,0 +1,74 @@
+"""What the episodes of a batch were like, as Means. Host only.
+
+| name | over | meaning |
+|---|---|---|
+| `episode/success` | scored episodes | ended by itself with success |
+| `episode/reward` | judged episodes | sum of scores |
+| `episode/turns`, `episode/tokens` | scored episodes | turns with a sampled token; sampled tokens |
+| `episode/{fact}` | scored episodes | every numeric fact that the world reports (searches, f1, malformed, ...) |
+| `episode/recovery_frac` | failed tool calls | calls that found something right after an empty result or an error |
+| `episode/env_error_frac` | all episodes | the world's fault, not the policy's |
+| `status/{status}` | all episodes | how episodes end |
+| `reward_by_status/{status}` | judged episodes | reward by how they end |
+| `family/{family}/{success,reward,turns,searches}` | as above | apart by kind of task |
+"""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from rl.rewards.compose import reward
+from rl.rewards.outcome import success
+from rl.types import Mean, Status, Trajectory
+
+BY_FAMILY = ("success", "reward", "turns", "searches")
+
+
+def episode_means(
+    episodes: Sequence[Trajectory], dropped: Sequence[Trajectory] = (), *, families: Mapping[str, str] | None = None
+) -> dict[str, Mean]:
+    """Means over all that was rolled out, `dropped` groups included (leaving them out would bias every number).
+
+    `families` maps task_id -> family. The table of names stands at the top of this file.
+    """
+    everything = [*episodes, *dropped]
+    described = [(trajectory, describe(trajectory)) for trajectory in everything]
+    out: dict[str, Mean] = {}
+
+    def add(name: str, values: Iterable[float]) -> None:
+        known = [float(v) for v in values if not math.isnan(v)]
+        out[name] = Mean(math.fsum(known), len(known))
+
+    names = dict.fromkeys(name for _, numbers_ in described for name in numbers_)
+    for name in names:
+        add(f"episode/{name}", (d[name] for _, d in described if name in d))
+    failures = sum(d.get("empty_results", 0) + d.get("tool_errors", 0) for _, d in described)
+    if "recovered" in names:
+        out["episode/recovery_frac"] = Mean(sum(d.get("recovered", 0) for _, d in described), failures)
+    add("episode/env_error_frac", (t.status is Status.ENV_ERROR for t in everything))
+    for status in Status:
+        add(f"status/{status.value}", (t.status is status for t in everything))
+        if status.scored and any(t.status is status for t in everything):
+            add(f"reward_by_status/{status.value}", (d["reward"] for t, d in described if t.status is status))
+    if families is not None:
+        for family in sorted({families[t.task_id] for t in everything}):
+            for name in (n for n in BY_FAMILY if n in names):
+                own = (d[name] for t, d in described if families[t.task_id] == family and name in d)
+                add(f"family/{family}/{name}", own)
+    return out
+
+
+def describe(trajectory: Trajectory) -> dict[str, float]:
+    """The numbers of one episode by name; empty if its status is not scored. Reward is NaN where it was not judged."""
+    if not trajectory.status.scored:
+        return {}
+    turns = {int(t) for row in trajectory.rows for t in np.unique(row.turn[row.action_mask])}
+    facts = {name: float(value) for name, value in trajectory.facts.items() if isinstance(value, numbers.Real | np.bool_)}
+    return facts | {
+        "success": success(trajectory),
+        "reward": reward(trajectory),
+        "turns": float(len(turns)),
+        "tokens": float(sum(int(row.action_mask.sum()) for row in trajectory.rows)),
+    }

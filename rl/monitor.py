@@ -1,0 +1,107 @@
+"""Where metrics go: `metrics.jsonl`, TensorBoard and one line on the console. Injected; nothing else in rl/ records."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tensorboardX import SummaryWriter
+
+from rl.types import Max, Mean
+
+# What the console line shows, label -> metric, those that are there. (tools and phases: see rl/loop.py)
+CONSOLE = {
+    "success": "episode/success",
+    "reward": "episode/reward",
+    "turns": "episode/turns",
+    "tokens": "episode/tokens",
+    "searches": "episode/searches",
+    "entropy": "policy/entropy",
+    "kl": "policy/kl",
+    "gap_max": "policy/engine_gap_max",
+    "clip": "policy/clip_frac",
+    "stale": "policy/staleness",
+    "env_error": "episode/env_error_frac",
+    "nll": "sft/nll",
+    "loss": "loss",
+    "grad": "optim/grad_norm",
+}
+
+
+class Monitor:
+    """Sinks of one run. `write` is called by one thread, with host values.
+
+    A run that resumes passes `first_step`, the first step it will write: later records, which the checkpoint does not know,
+    are dropped, so that the file reads as if nothing had happened; so is a last line cut short by a crash. By default
+    nothing is dropped.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        *,
+        first_step: int | None = None,
+        console: Mapping[str, str] = CONSOLE,
+        stream: TextIO | None = None,
+        tensorboard: bool = True,
+    ):
+        folder = Path(workdir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        if path.exists() and first_step is not None:
+            _drop_from(path, first_step)
+        self._file = path.open("a")
+        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step) if tensorboard else None
+        self._console, self._stream = console, stream or sys.stdout
+        self._started_s = time.monotonic()
+
+    def write(self, step: int, metrics: Mapping[str, Mean | Max | float]) -> None:
+        """Record `metrics` at `step`: {"step", "time_s", name: value, "count": {name: count}}. No value and NaN are null."""
+        values = {name: _number(getattr(metric, "value", metric)) for name, metric in metrics.items()}
+        counts = {name: _number(metric.count) for name, metric in metrics.items() if isinstance(metric, Mean)}
+        record = {"step": int(step), "time_s": round(time.monotonic() - self._started_s, 3), **values, "count": counts}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in values.items():
+                if value is not None:
+                    self._events.add_scalar(name, value, step)
+        self._stream.write(_line(step, values, self._console) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Flush and close every sink; a second call does nothing."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+def _number(value: Any) -> float | None:
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _line(step: int, values: Mapping[str, float | None], console: Mapping[str, str]) -> str:
+    shown = [(label, values[name]) for label, name in console.items() if name in values]
+    parts = [f"{label} {'-' if value is None else format(value, '.3g')}" for label, value in shown]
+    return " | ".join([f"step {step:>5}", *parts])
+
+
+def _drop_from(path: Path, first_step: int) -> None:
+    """Keep the whole records of steps before `first_step`; the file is replaced in one move."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # a line that a crash cut short, or what follows it: not a record
+            continue
+        if record["step"] < first_step:
+            kept.append(line + "\n")
+    fresh = path.with_suffix(".jsonl.tmp")
+    fresh.write_text("".join(kept))
+    fresh.replace(path)

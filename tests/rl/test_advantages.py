@@ -1,0 +1,144 @@
+"""Advantages: worked numbers of SPECS 14, the faults of CASES A, and their laws."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from rl.advantages import gae, group_relative, leave_one_out
+
+ONE = np.zeros(8, int)
+
+
+def one_group(rewards, valid=None, **options):
+    return group_relative(np.asarray(rewards), np.zeros(len(rewards), int), valid, **{"scale": "std"} | options)
+
+
+def test_tunix_groups():
+    rewards = np.array([0.57450044, 0.09968603, 0.7419659, 0.8941783, 0.59656656, 0.45325184])
+    groups = np.array([0, 0, 0, 1, 1, 1])
+    want = [0.307498, -1.117636, 0.810138, 1.094526, -0.228671, -0.865855]
+    assert_allclose(group_relative(rewards, groups, scale="std"), want, atol=1e-5)
+    want = [0.10245, -0.372365, 0.269915, 0.246179, -0.051432, -0.194747]
+    assert_allclose(group_relative(rewards, groups, scale="none"), want, atol=1e-6)
+
+
+def test_d6_group_norm():
+    assert_allclose(one_group([1, 0, 0, 0]), [1.499997] + [-0.499999] * 3, atol=1e-6)
+    assert_allclose(one_group([1, 0, 0, 0], ddof=0), [1.732051] + [-0.577350] * 3, atol=1e-5)
+    assert_allclose(one_group([1, 0, 0, 0], scale="none"), [0.75] + [-0.25] * 3)
+    assert_allclose(one_group([1, 0, -1, -1]), [1.305581, 0.261116, -0.783349, -0.783349], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a1_equal_rewards_are_exactly_nothing(dtype):
+    for value in (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 0.9, 0.0, 1.0, -1e6):
+        for size in (1, 2, 3, 6, 8, 16):
+            rewards, groups = np.full(size, value, dtype), np.zeros(size, int)
+            for eps in (0.0, 1e-8, 1e-6):
+                assert (group_relative(rewards, groups, scale="std", eps=eps) == 0).all()
+            assert (group_relative(rewards, groups, scale="none") == 0).all()
+            assert (leave_one_out(rewards, groups) == 0).all()
+
+
+def test_a3_ddof_and_the_singleton():
+    r = [1, 1, 0, 0, 0]
+    assert_allclose(one_group(r, ddof=0), [1.2247] * 2 + [-0.8165] * 3, atol=1e-4)
+    assert_allclose(one_group(r), [1.0954] * 2 + [-0.7303] * 3, atol=1e-4)  # the default: ddof 1
+    assert_allclose(one_group(r, scale="none"), [0.6] * 2 + [-0.4] * 3)
+    assert one_group([5.0]) == 0 and leave_one_out(np.array([5.0]), np.zeros(1, int)) == 0
+
+
+def test_a4_groups_are_by_number_not_by_place():
+    assert_allclose(group_relative([1, 9, 0, 7], ["p", "q", "p", "q"], scale="std", ddof=0), [1, 1, -1, -1], rtol=1e-5)
+
+
+def test_a5_a_failed_member_is_absent():
+    valid = np.array([True, True, False, True])
+    for failed in (0.0, np.nan, 1e9):
+        got = group_relative(np.array([2, 5, failed, 5]), ONE[:4], valid, scale="none")
+        assert_array_equal(got, [-2, 1, 0, 1])
+        assert got.sum() == 0
+    assert_array_equal(leave_one_out([2, 5, 0, 5], ONE[:4], valid), [-3, 1.5, 0, 1.5])
+    assert_array_equal(one_group([1.0, np.nan], valid=[True, False]), [0, 0])  # what is left is a group of one
+
+
+def test_leave_one_out():
+    assert_array_equal(leave_one_out(np.arange(1, 7), [0, 0, 0, 1, 1, 1]), [-1.5, 0, 1.5, -1.5, 0, 1.5])
+    assert_array_equal(leave_one_out([6, 3, 9, 12, 1], [0, 0, 1, 1, 2]), [3, -3, -3, 3, 0])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.1, 0.3, 1.0, -2.5]), st.booleans()), min_size=1),
+    st.randoms(use_true_random=False),
+)
+def test_order_and_other_groups_do_not_matter(members, random):
+    groups, rewards, valid = (np.array(x) for x in zip(*members, strict=True))
+    order = np.array(random.sample(range(len(members)), len(members)))
+    for f in (lambda r, g, v: group_relative(r, g, v, scale="std"), leave_one_out):
+        before = f(rewards, groups, valid)
+        assert_array_equal(f(rewards[order], groups[order], valid[order]), before[order])
+        assert np.isfinite(before).all() and (before[~valid] == 0).all()
+        lifted = f(rewards + 1000 * (groups == 0), groups, valid)
+        assert_array_equal(lifted[groups != 0], before[groups != 0])
+
+
+def test_what_cannot_be_judged_must_be_said():
+    with pytest.raises(ValueError, match=r"rewards at \[1\]: got \[nan\], want finite; mark what was not judged invalid"):
+        one_group([1.0, np.nan])
+    with pytest.raises(ValueError, match="scale: got 'mean', want 'std' or 'none'"):
+        one_group([1.0], scale="mean")
+    with pytest.raises(ValueError, match=r"got rewards \(2,\), groups \(1,\)"):
+        group_relative([1, 2], [0], scale="std")
+
+
+# --- GAE --------------------------------------------------------------------------------------------------------------
+
+X = np.nan  # off the mask: must not be read
+D3_MASK = np.array([0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0], bool)
+D3_REWARDS = np.array([0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1, 1, 0, 0], np.float32)
+
+
+@pytest.mark.parametrize("x", [X, np.inf, 50.0])
+@pytest.mark.parametrize(
+    ("discount", "lambda_", "want"),
+    [
+        (1.0, 1.0, [-2.6, -3.7, -4.8, -5.9, -8]),
+        (0.9, 0.8, [-0.534651, -1.575904, -2.8832, -4.56, -8]),
+        (1.0, 0.95, [-1.577813, -2.81875, -4.125, -5.5, -8]),
+    ],
+)
+def test_d3_observation_gaps(x, discount, lambda_, want):
+    values = np.array([x, x, 4, 5, 6, x, x, 7, 9, x, x], np.float32)
+    advantages, returns = jax.jit(lambda *a: gae(*a, discount=discount, lambda_=lambda_))(D3_REWARDS, values, D3_MASK)
+    assert_allclose(advantages[D3_MASK], want, rtol=1e-5)
+    assert_allclose(returns[D3_MASK], np.array(want) + values[D3_MASK], atol=1e-5)
+    assert not np.any(advantages[~D3_MASK]) and not np.any(returns[~D3_MASK])
+    if discount == lambda_ == 1:
+        assert_allclose(returns[D3_MASK], [1.4, 1.3, 1.2, 1.1, 1], atol=1e-5)
+
+
+def test_a9_a10_tool_output_takes_no_part():
+    returns = gae(np.array([0, 0, 0, 8.0]), np.zeros(4), np.array([1, 0, 0, 1], bool), discount=0.5, lambda_=1.0)[1]
+    assert_allclose(returns, [4, 0, 0, 8])
+    values = np.array([0.3, 50, 0.6], np.float32)
+    got = gae(np.array([0, 0, 2.0]), values, np.array([1, 0, 1], bool), discount=1.0, lambda_=0.5)[0]
+    assert_allclose(got, [1.0, 0, 1.4], rtol=1e-6)  # .6 - .3 + .5 · 1.4, not 25.35
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(2, 5)).astype(np.float32)
+    plain = gae(rewards, values, np.ones(5, bool), discount=0.9, lambda_=0.7)
+    for k in (0, 1, 50):
+        mask = np.r_[np.ones(2, bool), np.zeros(k, bool), np.ones(3, bool)]
+        spread = [np.insert(x, [2] * k, 7.0) for x in (rewards, values)]
+        for got, want in zip(gae(*spread, mask, discount=0.9, lambda_=0.7), plain, strict=True):
+            assert_array_equal(got[mask], want)
+
+
+def test_skyrl_gae_and_vmap():
+    r, v, m = np.array([1.0, 2, 3]), np.array([0.5, 1, 1.5]), np.ones(3, bool)
+    for discount, lambda_, want in ((1, 1, [6, 5, 3]), (0.5, 1, [2.75, 3.5, 3]), (1, 0.5, [3.625, 4.25, 3])):
+        f = jax.vmap(lambda r, v, m, d=discount, k=lambda_: gae(r, v, m, discount=d, lambda_=k))
+        for row in f(*(np.stack([x, x]) for x in (r, v, m)))[1]:
+            assert_allclose(row, want, rtol=1e-6)

@@ -46,7 +46,10 @@ def attend(
     q: Float[Array, "B T N H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], segment: Int[Array, "B T"]
 ) -> Float[Array, "B T N H"]:
     """softmax(q kᵀ / √H) v, where a token sees the tokens of its own segment up to itself (packed rows)."""
-    length = q.shape[1]
+    rows, length, heads, dim = q.shape
+    kv_heads, groups = k.shape[2], heads // k.shape[2]
+    q = q.reshape(rows, length, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * dim**-0.5
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     blocks = min(MAX_BLOCKS, -(-length // CAUSAL_BLOCK))
     size = -(-length // blocks)
     out = []
@@ -54,8 +57,54 @@ def attend(
         end = min(begin + size, length)
         causal = jnp.arange(begin, end)[:, None] >= jnp.arange(end)[None, :]
         seen = causal & (segment[:, begin:end, None] == segment[:, None, :end])
-        out.append(_softmax_mix(q[:, begin:end], [Part(k[:, :end], v[:, :end], seen)]))
-    return out[0] if len(out) == 1 else jnp.concatenate(out, axis=1)
+        # The query heads of one kv head stand one after another, as more queries: every product is one plain matmul.
+        queries = q[..., begin:end, :].reshape(rows, kv_heads, groups * (end - begin), dim)
+        mixed = _mix(queries, k[:, :, :end], v[:, :, :end], jnp.tile(seen, (1, groups, 1)))
+        out.append(mixed.reshape(rows, heads, end - begin, dim))
+    mixed = out[0] if len(out) == 1 else jnp.concatenate(out, axis=2)
+    return mixed.transpose(0, 2, 1, 3)
+
+
+Queries = Float[Array, "B K m H"]  # m = query heads of one kv head times their tokens
+Keys = Float[Array, "B K s H"]
+
+
+@jax.custom_vjp
+def _mix(q: Queries, k: Keys, v: Keys, seen: Bool[Array, "B m s"]) -> Queries:
+    """softmax(q kᵀ) v with a hand-written gradient.
+
+    On a CPU it halves the cost of attention: dS = P ∘ (dP - rowsum(dO ∘ O)) needs one pass over the scores where the
+    derivative of a masked softmax needs several (Dao et al. 2022, FlashAttention, appendix B.2).
+    """
+    return _mix_forward(q, k, v, seen)[0]
+
+
+def _mix_forward(q: Queries, k: Keys, v: Keys, seen: Bool[Array, "B m s"]) -> tuple[Queries, tuple[Array, ...]]:
+    score = jnp.einsum("bkmh,bksh->bkms", q, k, precision=exact(q.dtype), preferred_element_type=jnp.float32)
+    score = jnp.where(seen[:, None], score, MASKED)
+    weight = jnp.exp(score - jnp.max(score, axis=-1, keepdims=True))
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    weight = weight.astype(q.dtype)
+    mixed = jnp.einsum("bkms,bksh->bkmh", weight, v, precision=exact(q.dtype), preferred_element_type=jnp.float32)
+    mixed = (mixed / total).astype(q.dtype)
+    return mixed, (q, k, v, weight, total, mixed)
+
+
+def _mix_backward(saved: tuple[Array, ...], grad: Queries) -> tuple[Queries, Keys, Keys, None]:
+    q, k, v, weight, total, mixed = saved
+    precision = exact(q.dtype)
+    grad32 = grad.astype(jnp.float32) / total
+    inner = jnp.sum(grad32 * mixed.astype(jnp.float32), axis=-1, keepdims=True)
+    grad = grad32.astype(q.dtype)
+    dv = jnp.einsum("bkms,bkmh->bksh", weight, grad, precision=precision)
+    dp = jnp.einsum("bkmh,bksh->bkms", grad, v, precision=precision, preferred_element_type=jnp.float32)
+    ds = (weight * (dp - inner)).astype(q.dtype)
+    dq = jnp.einsum("bkms,bksh->bkmh", ds, k, precision=precision)
+    dk = jnp.einsum("bkms,bkmh->bksh", ds, q, precision=precision)
+    return dq, dk, dv, None
+
+
+_mix.defvjp(_mix_forward, _mix_backward)
 
 
 class Part(NamedTuple):
@@ -67,11 +116,9 @@ class Part(NamedTuple):
 
 
 def attend_parts(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Array, "B t N H"]:
-    """softmax(q kᵀ / √H) v over the keys of all parts together, without joining the parts in memory."""
-    return _softmax_mix(q, parts)
-
-
-def _softmax_mix(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Array, "B t N H"]:
+    """softmax(q kᵀ / √H) v over the keys of all parts together, without joining the parts in memory.
+    One maximum over all parts, then sums and mixes add up.
+    """
     rows, length, heads, dim = q.shape
     kv_heads = parts[0].k.shape[2]
     q = q.reshape(rows, length, kv_heads, heads // kv_heads, dim) * dim**-0.5
@@ -81,12 +128,13 @@ def _softmax_mix(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Arr
             "btkgh,bskh->bkgts", q, part.k, precision=exact(q.dtype), preferred_element_type=jnp.float32
         )
         scores.append(jnp.where(part.seen[:, None, None], score, MASKED))
-    probs = jax.nn.softmax(scores[0] if len(scores) == 1 else jnp.concatenate(scores, axis=-1), axis=-1)
-    probs = probs.astype(q.dtype)
-    out, begin = 0.0, 0
-    for part in parts:
-        width = part.k.shape[1]
-        piece = probs[..., begin : begin + width]
-        out = out + jnp.einsum("bkgts,bskh->btkgh", piece, part.v, precision=exact(q.dtype))
-        begin += width
-    return out.reshape(rows, length, heads, dim)
+    top = jnp.max(jnp.stack([jnp.max(score, axis=-1) for score in scores]), axis=0)[..., None]
+    weights = [jnp.exp(score - top) for score in scores]
+    total = sum(jnp.sum(weight, axis=-1) for weight in weights)
+    mixed = sum(
+        jnp.einsum("bkgts,bskh->btkgh", weight.astype(q.dtype), part.v, precision=exact(q.dtype),
+                   preferred_element_type=jnp.float32)
+        for weight, part in zip(weights, parts, strict=True)
+    )
+    mixed = mixed / total.transpose(0, 3, 1, 2)[..., None]
+    return mixed.astype(q.dtype).reshape(rows, length, heads, dim)

@@ -21,7 +21,7 @@ def token_logp(
 
     Both inputs have full length T; the shift by one happens here. A segment's first token is scored from the segment
     before it: finite, meaningless, and the caller's to mask. `chunk`: tokens of each row whose logits exist at a time;
-    they are computed again in the backward pass.
+    with more than one chunk they are computed again in the backward pass.
     """
     rows, length, width = hidden.shape
     if targets.shape != (rows, length):
@@ -31,7 +31,6 @@ def token_logp(
     if length == 1:
         return jnp.zeros((rows, 1)), jnp.zeros((rows, 1))
 
-    @jax.checkpoint
     def score(h: Float[Array, "B c D"], target: Int[Array, "B c"]) -> tuple[Float[Array, "B c"], Float[Array, "B c"]]:
         z = head_logits(params, h) / temperature
         logz = jax.nn.logsumexp(z, axis=-1)
@@ -47,6 +46,7 @@ def token_logp(
         extra = n_chunks * chunk - (length - 1)
         source = jnp.pad(source, ((0, 0), (0, extra), (0, 0))).reshape(rows, n_chunks, chunk, width)
         target = jnp.pad(target, ((0, 0), (0, extra))).reshape(rows, n_chunks, chunk)
-        logp, entropy = jax.lax.map(lambda xs: score(*xs), (source.swapaxes(0, 1), target.swapaxes(0, 1)))
+        again = jax.checkpoint(score)
+        logp, entropy = jax.lax.map(lambda xs: again(*xs), (source.swapaxes(0, 1), target.swapaxes(0, 1)))
         logp, entropy = (x.swapaxes(0, 1).reshape(rows, -1)[:, : length - 1] for x in (logp, entropy))
     return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in (logp, entropy))

@@ -5,16 +5,17 @@ from there on everything is a pure function of (params, arrays). Equal layers ar
 Not covered: rope scaling, sliding windows, experts.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from models.attention import attend, exact, rope, rope_angles
+from models.attention import Part, attend, attend_parts, exact, rope, rope_angles
 from models.config import ModelConfig
+from models.kv_cache import NewKeys
 
 Params = dict[str, Any]
 # Compiled programs with few layers run them unrolled: a scan copies every layer's residuals in and out of its stack.
@@ -212,6 +213,57 @@ def apply(
 
     x = _embed(params, config, tokens)
     x, _ = jax.lax.scan(_rematerialised(layer, config), x, params["blocks"], unroll=_unroll(config))
+    return final_norm(params, config, x)
+
+
+class Past(NamedTuple):
+    """A run of cached columns, all layers: `seen[b, s]` says which of them the tokens of row b may look at."""
+
+    k: Float[Array, "L B s K H"]
+    v: Float[Array, "L B s K H"]
+    seen: Bool[Array, "B s"]
+
+
+def apply_cached(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "B t"],
+    position: Int[Array, "B t"],
+    past: Sequence[Past],
+    last_key: Float[Array, "L B K H"] | None = None,
+) -> tuple[Float[Array, "B t D"], NewKeys]:
+    """Hidden states (before the final norm) of new tokens that follow cached ones, and the keys and values to store.
+
+    Every token sees what `past` allows and the new tokens up to itself, so right padding is harmless. `last_key` is the
+    unshifted key of the token before each row's first new one (read with a key shift only; not where position is 0).
+    It writes nothing: `kv_cache.append` does.
+    """
+    cos, sin = rope_angles(position, config.head_dim, config.rope_theta)
+    length = tokens.shape[1]
+    causal = jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (tokens.shape[0], length, length))
+    seen = [jnp.broadcast_to(run.seen[:, None], (*tokens.shape, run.seen.shape[1])) for run in past]
+    first = (position == 0)[..., None, None]
+
+    def layer(x: Float[Array, "B t D"], xs: tuple) -> tuple[Float[Array, "B t D"], NewKeys]:
+        block, runs, last = xs
+        p = block["attention"]
+        q, k, v = _qkv(p, config, rms_norm(x, block["attention_norm"], config.rms_eps))
+        raw = k if config.key_shift else None
+        if config.key_shift:
+            before = jnp.concatenate([last[:, None], k[:, :-1]], axis=1)
+            k = _shift(p, k, jnp.where(first, k, before))
+        q, k = rope(q, cos, sin), rope(k, cos, sin)
+        parts = [Part(pk, pv, see) for (pk, pv), see in zip(runs, seen, strict=True)]
+        x = _output(p, x, attend_parts(q, [*parts, Part(k, v, causal)]))
+        return _mlp(block, config, x), NewKeys(k, v, raw)
+
+    x = _embed(params, config, tokens)
+    runs = [(run.k, run.v) for run in past]
+    return jax.lax.scan(layer, x, (params["blocks"], runs, last_key), unroll=_unroll(config))
+
+
+def final_norm(params: Params, config: ModelConfig, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    """The norm before the head."""
     return rms_norm(x, params["final_norm"], config.rms_eps)
 
 

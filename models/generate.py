@@ -1,0 +1,133 @@
+"""The engine's compiled pieces: prefill some rows, decode a round of tokens. Pure, jittable, caches donated by the caller.
+
+Shapes are static: the number of lanes, of tokens per round, and `context`, how many cached columns are read at all, so
+that short sessions are cheap. A lane's numbers depend on its own row and on these shapes only, never on other lanes.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from models.config import ModelConfig
+from models.kv_cache import KVCache, NewKeys, append, gather
+from models.sampling import sample
+from models.transformer import Params, Past, apply_cached, final_norm, head_logits
+
+
+def prefill(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    rows: Int[Array, "P"],
+    tokens: Int[Array, "P t"],
+    start: Int[Array, "P"],
+    n_new: Int[Array, "P"],
+    *,
+    context: int,
+) -> tuple[KVCache, Float[Array, "P D"]]:
+    """Append n_new[p] tokens (right padded) to row rows[p] at positions start[p], ...; hidden state of the last of them.
+
+    Only cached columns below `context` are read: want start <= context <= capacity and start + n_new <= capacity. A
+    lane that breaks this writes nothing and returns NaN. An unused lane has row index `cache.rows`, any start, n_new 0.
+    DONATE `cache`.
+    """
+    sound = (start <= context) & (start + n_new <= cache.capacity) & (n_new <= tokens.shape[1])
+    near = gather(cache, rows, context)
+    position = start[:, None] + jnp.arange(tokens.shape[1])
+    past = [Past(near.k, near.v, jnp.arange(context) < start[:, None])] if context else []
+    x, new = apply_cached(params, config, tokens, position, past, near.last_key)
+    cache = append(cache, new, rows, start, jnp.where(sound, n_new, 0))
+    x = jnp.take_along_axis(x, jnp.maximum(n_new - 1, 0)[:, None, None], axis=1)[:, 0]
+    return cache, jnp.where(sound[:, None], final_norm(params, config, x), jnp.nan)
+
+
+class Round(NamedTuple):
+    """One decode round: lane s sampled tokens[s, :n_done[s]]; the columns after that are 0."""
+
+    tokens: Int[Array, "S n"]
+    logp: Float[Array, "S n"]
+    n_done: Int[Array, "S"]
+
+
+class _State(NamedTuple):
+    step: Int[Array, ""]
+    last: Int[Array, "S"]
+    active: Bool[Array, "S"]
+    new: NewKeys
+    last_key: Float[Array, "L S K H"] | None
+    out: Round
+
+
+def decode_round(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    rows: Int[Array, "S"],
+    last: Int[Array, "S"],
+    lengths: Int[Array, "S"],
+    keys: PRNGKeyArray,
+    temperature: Float[Array, "S"],
+    greedy: Bool[Array, "S"],
+    remaining: Int[Array, "S"],
+    *,
+    end_ids: tuple[int, ...],
+    n: int,
+    context: int,
+    top_k: Int[Array, "S"] | None = None,
+    top_p: Float[Array, "S"] | None = None,
+) -> tuple[KVCache, Round]:
+    """Up to n tokens for each of S sessions: feed `last[s]` (position lengths[s], not yet cached), sample, and so on.
+
+    A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop stops
+    when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled: the
+    convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends neither on
+    the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature (also when greedy).
+
+    Want lengths <= context <= capacity; a lane that breaks this does nothing and has NaN logp. An unused lane has row
+    index `cache.rows` and remaining 0. DONATE `cache`.
+    """
+    sound = lengths <= context
+    near = gather(cache, rows, context)
+    ends = jnp.asarray(end_ids, jnp.int32)
+    old = [Past(near.k, near.v, jnp.arange(context) < lengths[:, None])] if context else []
+    column = jnp.arange(n)
+    lanes = rows.shape[0]
+
+    def advance(state: _State) -> _State:
+        step, new = state.step, state.new
+        # New tokens of all lanes share a column per step: one slice write, while old columns are never touched.
+        recent = Past(new.k, new.v, jnp.broadcast_to(column < step, (lanes, n)))
+        position = lengths + step
+        x, added = apply_cached(params, config, state.last[:, None], position[:, None], [*old, recent], state.last_key)
+        logits = head_logits(params, final_norm(params, config, x)[:, 0])
+        drawn = jax.vmap(jax.random.fold_in)(keys, position + 1)
+        token, logp = sample(logits, drawn, temperature, greedy, top_k, top_p)
+        new = jax.tree.map(lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, step, 2), new, added)
+        out = Round(
+            jax.lax.dynamic_update_slice_in_dim(
+                state.out.tokens, jnp.where(state.active, token, 0)[:, None], step, 1
+            ),
+            jax.lax.dynamic_update_slice_in_dim(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], step, 1),
+            state.out.n_done + state.active,
+        )
+        ended = jnp.isin(token, ends) | (out.n_done >= remaining) | (position + 2 >= cache.capacity)
+        last_key = None if added.raw_key is None else added.raw_key[:, :, 0]
+        return _State(step + 1, token, state.active & ~ended, new, last_key, out)
+
+    fresh = jnp.zeros((config.n_layers, lanes, n, config.n_kv_heads, config.head_dim), config.dtype)
+    begin = _State(
+        step=jnp.int32(0),
+        last=last.astype(jnp.int32),
+        # Sampling needs a free place for the sampled id: ids after it = lengths + 2 (the fed one, and this one).
+        active=sound & (remaining > 0) & (lengths + 2 <= cache.capacity),
+        new=NewKeys(fresh, fresh, fresh if config.key_shift else None),
+        last_key=near.last_key,
+        out=Round(
+            jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32)
+        ),
+    )
+    end = jax.lax.while_loop(lambda state: (state.step < n) & jnp.any(state.active), advance, begin)
+    cache = append(cache, end.new, rows, lengths, end.out.n_done)
+    return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan))

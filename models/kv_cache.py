@@ -1,0 +1,104 @@
+"""The engine's memory: contiguous rows of keys and values, one row per resident session.
+
+Convention: a session's last id is *not* in the cache. A turn prefills all new ids but the last; decoding starts by
+feeding that one. So a session is its ids, its row, and `length`, the number of its ids whose keys and values are here.
+Nothing is ever overwritten silently: writes outside [0, rows) × [0, capacity) are dropped, and the readers in
+`generate` refuse lanes that would need one.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from models.config import ModelConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys (after RoPE) and values by layer, row and position; with a key shift also each row's last unshifted key."""
+
+    k: Float[Array, "L R C K H"]
+    v: Float[Array, "L R C K H"]
+    last_key: Float[Array, "L R K H"] | None
+
+    @property
+    def rows(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Most ids a row can hold; no session has more, the one outside the cache included."""
+        return self.k.shape[2]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NewKeys:
+    """What one forward pass adds to the cache: the keys and values of the tokens it was fed."""
+
+    k: Float[Array, "L B t K H"]
+    v: Float[Array, "L B t K H"]
+    raw_key: Float[Array, "L B t K H"] | None  # before the key shift; None without one
+
+
+def alloc(config: ModelConfig, rows: int, capacity: int) -> KVCache:
+    """An empty cache in the compute dtype: 2 · L · rows · capacity · K · H values."""
+    if rows < 1 or capacity < 1:
+        raise ValueError(f"cache: got rows={rows}, capacity={capacity}, want at least 1 of each")
+    shape = (config.n_layers, rows, capacity, config.n_kv_heads, config.head_dim)
+    k, v = jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
+    last = jnp.zeros((*shape[:2], *shape[3:]), config.dtype) if config.key_shift else None
+    return KVCache(k, v, last)
+
+
+def gather(cache: KVCache, rows: Int[Array, "S"], context: int) -> KVCache:
+    """A compact copy of columns [0, context) of some rows; a row index outside the cache reads zeros."""
+    if context > cache.capacity:
+        raise ValueError(f"context: got {context}, want at most the capacity {cache.capacity}")
+
+    def take(x: Float[Array, "L R ..."]) -> Float[Array, "L S ..."]:
+        return x.at[:, rows].get(mode="fill", fill_value=0)
+
+    return KVCache(
+        take(cache.k[:, :, :context]),
+        take(cache.v[:, :, :context]),
+        None if cache.last_key is None else take(cache.last_key),
+    )
+
+
+def append(
+    cache: KVCache, new: NewKeys, rows: Int[Array, "B"], start: Int[Array, "B"], n_new: Int[Array, "B"]
+) -> KVCache:
+    """Write the first n_new[b] of the new columns of lane b to row rows[b] at start[b], ...; the others are dropped.
+
+    Rows of different lanes must differ. A lane with row index `cache.rows` (an unused lane) writes nothing.
+    """
+    width = new.k.shape[2]
+    offset = jnp.arange(width)
+    column = jnp.where(offset < n_new[:, None], start[:, None] + offset, cache.capacity)
+    # `drop` covers unused lanes and dropped columns alike, but wraps negative indices: none can occur here.
+    k = cache.k.at[:, rows[:, None], column].set(new.k, mode="drop")
+    v = cache.v.at[:, rows[:, None], column].set(new.v, mode="drop")
+    if cache.last_key is None:
+        return KVCache(k, v, None)
+    last = jnp.take_along_axis(new.raw_key, jnp.maximum(n_new - 1, 0)[None, :, None, None, None], axis=2)[:, :, 0]
+    target = jnp.where(n_new > 0, rows, cache.rows)
+    return KVCache(k, v, cache.last_key.at[:, target].set(last, mode="drop"))
+
+
+def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "n"]) -> KVCache:
+    """Fork: the whole of one row, copied to others. A target index of `cache.rows` is dropped."""
+
+    def spread(x: Float[Array, "L R ..."]) -> Float[Array, "L R ..."]:
+        row = jnp.broadcast_to(x[:, source][:, None], (x.shape[0], targets.shape[0], *x.shape[2:]))
+        return x.at[:, targets].set(row, mode="drop")
+
+    return jax.tree.map(spread, cache)
+
+
+def free(cache: KVCache, rows: Int[Array, "n"]) -> KVCache:
+    """Erase rows. Not needed for correctness, as nothing past a session's length is ever read; for tests and leaks."""
+    return jax.tree.map(lambda x: x.at[:, rows].set(0, mode="drop"), cache)

@@ -35,6 +35,7 @@ __all__ = [
     "ReadTracker",
     "Workdir",
     "assert_all_read",
+    "check_init",
     "check_workdir",
     "define_config",
     "define_workdir",
@@ -43,6 +44,7 @@ __all__ = [
     "resolve",
     "run",
     "validating",
+    "want_workdir",
 ]
 
 EXIT_BAD_INPUT = 2
@@ -79,6 +81,22 @@ def resolve(config: Any, workdir: str | None) -> ml_collections.ConfigDict:
     if workdir:
         check_workdir(workdir, config.to_dict())
     return config
+
+
+def want_workdir(workdir: str | None) -> str:
+    """`workdir`, which a training launch cannot do without. Errors: ConfigError."""
+    if not workdir:
+        raise ConfigError("--workdir: got nothing, want the folder of the run, e.g. --workdir=runs/mine")
+    return workdir
+
+
+def check_init(init: Path | None) -> None:
+    """`--init` must name a run that left a checkpoint and a tokenizer. Errors: ConfigError."""
+    if init is None:
+        return
+    for part in ("config.json", "ckpt", "tokenizer/tokenizer.json"):
+        if not (init / part).exists():
+            raise ConfigError(f"--init: no {init / part}; want the folder of a finished launch.sft or launch.train run")
 
 
 class ReadTracker:

@@ -1,0 +1,107 @@
+"""Every key an experiment may set, with its default. An experiment file starts from `defaults()` and changes what it is about.
+
+Units are in the names. `launch/plan.py` reads every leaf once, checks it, and hands plain values down; a leaf that nothing reads
+is an error, and so is a key that is not here.
+"""
+
+import ml_collections
+
+
+def defaults() -> ml_collections.ConfigDict:
+    """The whole tree of keys (every leaf typed, so that `--config.a.b=c` is checked)."""
+    c = ml_collections.ConfigDict()
+    c.name = "unnamed"  # the experiment's name in results/
+    c.seed = 0
+
+    c.world = ml_collections.ConfigDict()
+    c.world.name = "search"
+    c.world.options = ml_collections.ConfigDict()  # handed to envs.make_world as they are
+
+    c.tokenizer = ml_collections.ConfigDict()
+    c.tokenizer.vocab_size = 1024  # trained on the world's texts when the workdir has none
+    c.tokenizer.path = ""  # a Hugging Face folder instead
+
+    c.model = ml_collections.ConfigDict()
+    c.model.d_model = 128
+    c.model.n_layers = 3
+    c.model.n_heads = 4
+    c.model.n_kv_heads = 4
+    c.model.head_dim = 32
+    c.model.d_ff = 256
+    c.model.rope_theta = 10_000.0
+    c.model.tie_embeddings = True
+    c.model.qk_norm = True
+    c.model.attention_bias = False
+    c.model.key_shift = False
+    c.model.init = "normal"
+    c.model.dtype = "float32"
+    c.model.remat = "none"
+
+    c.mesh = ml_collections.ConfigDict()
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1
+
+    c.batch = ml_collections.ConfigDict()  # packed rows: the shapes that train_step compiles for
+    c.batch.length = 384  # tokens a row
+    c.batch.rows = 96  # rows at most, RL
+    c.batch.micro_rows = 4
+    c.batch.logp_chunk = 384
+
+    c.engine = ml_collections.ConfigDict()
+    c.engine.lanes = 64
+    c.engine.residents = 128
+    c.engine.capacity = 384  # tokens a session may hold
+    c.engine.round_tokens = 8
+    c.engine.prefill_rows = 32
+    c.engine.prefill_chunk = 64
+    c.engine.contexts = (128, 256, 384)  # attention widths that are compiled
+
+    c.rollout = ml_collections.ConfigDict()
+    c.rollout.threads = 64
+    c.rollout.max_turn_tokens = 32
+    c.rollout.max_episode_tokens = 384
+    c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
+    c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
+
+    c.demos = ml_collections.ConfigDict()
+    c.demos.n = 4000  # scripted, imperfect; of training tasks alone
+
+    c.sft = ml_collections.ConfigDict()
+    c.sft.steps = 200
+    c.sft.minutes = 0.0  # > 0: train for this long instead (learning rate constant after warm-up)
+    c.sft.rows = 8  # packed rows a step
+    c.sft.learning_rate = 3e-3
+    c.sft.warmup_steps = 15
+    c.sft.weight_decay = 0.0
+    c.sft.eval_every = 0
+
+    c.rl = ml_collections.ConfigDict()
+    c.rl.recipe = "grpo"
+    c.rl.steps = 100
+    c.rl.groups_per_batch = 16
+    c.rl.group_size = 8
+    c.rl.temperature = 1.0
+    c.rl.max_staleness = 0
+    c.rl.learning_rate = 1e-3
+    c.rl.warmup_steps = 3
+    c.rl.schedule = "constant"  # or "cosine", "linear": to zero at rl.steps
+    c.rl.weight_decay = 0.0
+    c.rl.clip_norm = 1.0
+    c.rl.b2 = 0.98
+    c.rl.clip_low = 0.2
+    c.rl.clip_high = 0.2
+    c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
+    c.rl.entropy_coef = 0.0
+    c.rl.scale = "std"  # group advantage: "std" or "none"
+    c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
+    c.rl.save_every = 25
+
+    c.reward = ml_collections.ConfigDict()
+    c.reward.terms = ml_collections.ConfigDict({"success": 1.0})  # fact or term name -> weight
+    c.reward.max_shaping = 0.3
+
+    c.eval = ml_collections.ConfigDict()
+    c.eval.split = "validation"  # hyper-parameters and keep-best; the test split is read once, at the end
+    c.eval.every = 20  # RL steps
+    c.eval.n = 128
+    c.eval.final_n = 256
+    return c

@@ -1,0 +1,280 @@
+"""From a plan to the parts of a run. No maths and no loops: constructors and the wiring between them."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from envs import dataset, make_world
+from envs.base import Task, World
+from envs.play import play
+from launch.plan import Plan
+from models.codec import Codec
+from models.config import ModelConfig
+from models.sampling import Sampling
+from models.sharding import make_mesh
+from models.tokenizer import load_tokenizer, train_tokenizer
+from rl.curriculum import permutation
+from rl.learner import Learner, make_learner, make_optimizer
+from rl.losses import recipes
+from rl.metrics.success import summarise
+from rl.rewards import outcome
+from rl.rewards.compose import RewardTerm
+from rl.rollout.batcher import pack
+from rl.rollout.engine import Engine
+from rl.rollout.pool import Group, Pool
+from rl.rollout.worker import transcribe
+from rl.types import TrajectoryBatch
+
+
+def build_world(plan: Plan) -> World:
+    """The world of the plan. Errors (ValueError): an unknown world, or options that it does not know."""
+    try:
+        return make_world(plan.world, **plan.world_options)
+    except TypeError as err:
+        raise ValueError(f"world.options {sorted(plan.world_options)}: {err}; see envs.{plan.world}") from err
+
+
+def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
+    """The codec of a run: a Hugging Face folder, or else a tokenizer trained on the world's training texts, kept in `folder`."""
+    if plan.tokenizer_path:
+        return Codec(load_tokenizer(plan.tokenizer_path))
+    if not (folder / "tokenizer.json").exists():
+        train_tokenizer(_texts(plan, world), plan.vocab_size, folder)
+    return Codec(load_tokenizer(folder))
+
+
+def load_codec(plan: Plan, workdir: Path) -> Codec:
+    """The codec of a run that exists already."""
+    return Codec(load_tokenizer(plan.tokenizer_path or workdir / "tokenizer"))
+
+
+def _texts(plan: Plan, world: World) -> Iterator[str]:
+    """What a tokenizer learns from: demonstrations where the world has them, else the tasks' prompts."""
+    if world.demonstrate is None:
+        for task in world.tasks("train"):
+            yield from (message.content for message in task.prompt)
+        return
+    for demo in build_demonstrations(plan, world):
+        yield from (message.content for message in demo.task.prompt)
+        for action, observation in demo.steps:
+            yield action
+            yield observation
+
+
+def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
+    """`plan.n_demos` scripted, imperfect episodes on training tasks: played once, then kept as a TFDS dataset."""
+    if world.demonstrate is None:
+        raise ValueError(f"world {world.name!r} has no demonstrator; start from a checkpoint with --init")
+    made_by = {
+        "world": plan.world,
+        "options": json.loads(json.dumps(dict(plan.world_options), default=str)),
+        "n": plan.n_demos,
+        "seed": plan.seed,
+    }
+    digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
+    folder = Path(plan.world_options.get("data_dir", f"data/{plan.world}"))
+    name = f"{plan.world}_demonstrations_{digest}"
+    if not (folder / name).exists():
+        dataset.build_demonstrations(
+            {"train": _demonstrate(world, plan.n_demos, plan.seed)}, folder, name=name, options=made_by
+        )
+    return dataset.read_demonstrations(folder, "train", name=name, options=made_by)
+
+
+def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]:
+    tasks = world.tasks("train")
+    order = permutation(len(tasks), seed, 0)
+    env, demos = world.make_env(), []
+    for i in range(n):
+        task = tasks[int(order[i % len(tasks)])]
+        turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))
+        demos.append(dataset.Demonstration(f"demo-{i}", task, tuple(turns), bool(facts["success"]), facts))
+    env.close()
+    return demos
+
+
+def pack_demonstrations(
+    plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
+) -> TrajectoryBatch:
+    """All demonstrations as packed rows, each with the ids that a live episode would have; too long ones are left out."""
+    stop = stop_strings(world)
+    episodes = [
+        transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
+        for i, demo in enumerate(demonstrations)
+    ]
+    episodes = [t for t in episodes if len(t.rows[0].tokens) <= plan.batch.length]
+    none = {(t.ticket, t.member): 0.0 for t in episodes}
+    tokens = sum(len(t.rows[0].tokens) for t in episodes)
+    rows = 2 * plan.sft.rows * -(-tokens // (plan.sft.rows * plan.batch.length))  # room for the padding, cut off below
+    batch, packing = build_packer(plan, rows, codec.pad_id)(episodes, none, none, version=0)
+    return jax.tree.map(lambda x: x[: int(packing["rows"])], batch)
+
+
+def stop_strings(world: World) -> tuple[str, ...]:
+    env = world.make_env()
+    try:
+        return env.spec.stop
+    finally:
+        env.close()
+
+
+def task_at(world: World, split: str, index: int) -> Task:
+    """One task of a split. Errors (ValueError): an index beyond its end."""
+    tasks = world.tasks(split)
+    if index >= len(tasks):
+        raise ValueError(f"--index: got {index}, want less than {len(tasks)}, the tasks of {split!r}")
+    return tasks[index]
+
+
+def some_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:
+    """`n` tasks of a split, an order addressed by `seed`. Errors (ValueError): the split has fewer."""
+    tasks = world.tasks(split)
+    if n > len(tasks):
+        raise ValueError(f"got n={n} tasks, but {split!r} has {len(tasks)}; lower n, or raise world.options.sizes")
+    return [tasks[int(i)] for i in permutation(len(tasks), seed, 0)[:n]]
+
+
+def greedy_and_sampled(plan: Plan, pool: Pool, tasks: Sequence[Task]) -> dict[str, float]:
+    """Success at the training temperature, with its interval, and greedy; by family where there are several."""
+    sampled = summarise(pool.run_many(tasks, seed=plan.seed))
+    greedy = summarise(pool.run_many(tasks, sampling=Sampling(temperature=plan.rl.temperature, greedy=True)))
+    low, high = sampled["success_ci"]
+    apart = {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}
+    return {
+        "sampled": sampled["success"],
+        "sampled_low": low,
+        "sampled_high": high,
+        "greedy": greedy["success"],
+        **apart,
+    }
+
+
+def with_progress(pool: Pool, tasks: Sequence[Task], name: str, **how: Any) -> list[Group]:
+    """`pool.run_many` with a bar on the terminal."""
+    with tqdm(total=len(tasks), desc=name, unit="task", leave=False, disable=None) as bar:
+        return pool.run_many(tasks, on_group=lambda _: bar.update(), **how)
+
+
+def build_model(plan: Plan, vocab_size: int) -> ModelConfig:
+    return ModelConfig(vocab_size=vocab_size, **plan.model)
+
+
+def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
+    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, or stays constant under `sft.minutes`."""
+    decay_steps = 0 if plan.sft.minutes else max(1, plan.sft.steps - plan.sft.warmup_steps)
+    tx = make_optimizer(
+        learning_rate=plan.sft.learning_rate,
+        warmup_steps=plan.sft.warmup_steps,
+        decay_steps=decay_steps,
+        schedule="cosine" if decay_steps else "constant",
+        final_frac=0.1 if decay_steps else 0.0,
+        weight_decay=plan.sft.weight_decay,
+        b2=plan.rl.b2,
+        clip_norm=plan.rl.clip_norm,
+    )
+    return _learner(plan, model, recipes.sft(), tx)
+
+
+def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
+    """The plan's recipe."""
+    rl = plan.rl
+    tx = make_optimizer(
+        learning_rate=rl.learning_rate,
+        warmup_steps=rl.warmup_steps,
+        decay_steps=0 if rl.schedule == "constant" else max(1, rl.steps - rl.warmup_steps),
+        schedule=rl.schedule,
+        weight_decay=rl.weight_decay,
+        b2=rl.b2,
+        clip_norm=rl.clip_norm,
+    )
+    loss = recipes.grpo(clip_low=rl.clip_low, clip_high=rl.clip_high, kl_coef=rl.kl_coef, entropy_coef=rl.entropy_coef)
+    return _learner(plan, model, loss, tx)
+
+
+def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any) -> Learner:
+    data, fsdp, tensor = plan.mesh
+    mesh = make_mesh(data, fsdp, tensor)
+    return make_learner(
+        model,
+        loss,
+        tx,
+        mesh,
+        micro_rows=plan.batch.micro_rows,
+        temperature=plan.rl.temperature,
+        chunk=plan.batch.logp_chunk,
+    )
+
+
+def build_terms(plan: Plan) -> list[RewardTerm]:
+    """Reward terms by name: "success", or any numeric fact that the world reports."""
+    return [
+        RewardTerm(name, weight, "episode", outcome.success if name == "success" else outcome.fact(name))
+        for name, weight in plan.reward_terms.items()
+    ]
+
+
+def build_packer(plan: Plan, rows: int, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+    return partial(pack, rows=rows, length=plan.batch.length, micro_rows=plan.batch.micro_rows, pad_id=pad_id)
+
+
+def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine:
+    e = plan.engine
+    return Engine(
+        model,
+        params,
+        version=version,
+        lanes=e.lanes,
+        residents=e.residents,
+        capacity=e.capacity,
+        view=codec.view,
+        end_ids=codec.end_ids,
+        round_tokens=e.round_tokens,
+        prefill_rows=e.prefill_rows,
+        prefill_chunk=e.prefill_chunk,
+        contexts=e.contexts,
+    )
+
+
+def build_pool(plan: Plan, engine: Engine, world: World, codec: Codec) -> Pool:
+    r = plan.rollout
+    return Pool(
+        engine,
+        world.make_env,
+        codec,
+        threads=r.threads,
+        seed=plan.seed,
+        sampling=Sampling(temperature=plan.rl.temperature),
+        call_deadline_s=r.call_deadline_s,
+        retries=r.retries,
+        max_turn_tokens=r.max_turn_tokens,
+        max_tokens=r.max_episode_tokens,
+    )
+
+
+@contextlib.contextmanager
+def serving(
+    plan: Plan, model: ModelConfig, params: Any, version: int, world: World, codec: Codec
+) -> Iterator[tuple[Engine, Pool]]:
+    """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
+    engine = build_engine(plan, model, params, version, codec)
+    try:
+        pool = build_pool(plan, engine, world, codec)
+        try:
+            yield engine, pool
+        finally:
+            pool.close()
+    finally:
+        engine.close()
+
+
+def use_compilation_cache(folder: Path = Path("data/jax_cache")) -> None:
+    """Compiled programs survive the process: the second run of a shape starts at once."""
+    jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

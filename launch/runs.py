@@ -1,0 +1,122 @@
+"""What every training launch does around its loop: start or resume, record, save, stop on a signal."""
+
+import contextlib
+import dataclasses
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rl import checkpoint
+from rl.episodes import EpisodeLog
+from rl.learner import Learner, TrainState
+from rl.loop import Progress
+from rl.monitor import Monitor
+
+
+def copy_tokenizer(init: Path, workdir: Path) -> None:
+    """The policy that `init` trained reads and writes by its tokenizer; a run keeps its own copy."""
+    if not (workdir / "tokenizer").exists():
+        shutil.copytree(init / "tokenizer", workdir / "tokenizer")
+
+
+def starting_params(workdir: Path, init: Path | None, learner: Learner, key: jax.Array) -> Any:
+    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else fresh ones.
+
+    They are kept, so that a resumed run needs neither `--init` nor the folder it named (the reference policy is among them).
+    """
+    kept = workdir / "init"
+    if checkpoint.steps(kept):
+        return load_params(kept, learner)
+    params = learner.init_state(key).params if init is None else load_params(init / "ckpt", learner)
+    with checkpoint.Checkpoints(kept) as checkpoints:
+        checkpoints.save(0, {"params": params})
+    return params
+
+
+def load_params(folder: Path, learner: Learner, *, best: bool = True) -> Any:
+    """Parameters of the best checkpoint in `folder` (the newest, if `best` is False or none has a score), f32 and sharded."""
+    target = {"params": _abstract_state(learner).params}
+    return checkpoint.restore(folder, target, step=checkpoint.best_step(folder) if best else None, partial=True).device[
+        "params"
+    ]
+
+
+def start_or_resume(
+    workdir: Path, learner: Learner, start: Any, *, on_host: Callable[[dict[str, Any]], None] = lambda host: None
+) -> tuple[TrainState, Progress]:
+    """The newest checkpoint of `workdir` (its host tree goes to `on_host`), or step 0 from `start`, a key or parameters."""
+    if not checkpoint.steps(workdir / "ckpt"):
+        return learner.init_state(start), Progress()
+    restored = checkpoint.restore(workdir / "ckpt", _abstract_state(learner))
+    on_host(restored.host)
+    return restored.device, Progress(**restored.host["progress"])
+
+
+def _abstract_state(learner: Learner) -> TrainState:
+    shapes = jax.eval_shape(learner.init_state, jax.random.key(0))
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, learner.state_shardings
+    )
+
+
+def saver(checkpoints: checkpoint.Checkpoints, host: Callable[[Progress], dict[str, Any]] = lambda progress: {}):
+    """save(state, progress, score): device and host state in one commit."""
+
+    def save(state: TrainState, progress: Progress, score: float | None) -> None:
+        checkpoints.save(
+            progress.step, state, {"progress": dataclasses.asdict(progress), **host(progress)}, score=score
+        )
+
+    return save
+
+
+@contextlib.contextmanager
+def recording(workdir: Path, step: int) -> Iterator[tuple[Monitor, EpisodeLog]]:
+    """metrics.jsonl, TensorBoard, the console and the episode log, closed whatever happens."""
+    monitor = Monitor(workdir, first_step=step + 1)
+    try:
+        with EpisodeLog(workdir) as episodes:
+            yield monitor, episodes
+    finally:
+        monitor.close()
+
+
+def stop_signal() -> Callable[[], bool]:
+    """True once SIGTERM or SIGINT has come: the loop ends after its step, with a checkpoint. A second signal kills."""
+    asked = threading.Event()
+
+    def ask(number: int, _) -> None:
+        asked.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ask)
+        signal.signal(signal.SIGINT, ask)
+    return asked.is_set
+
+
+@contextlib.contextmanager
+def profiling(folder: Path, steps: tuple[int, int] | None) -> Iterator[Callable[[int], None]]:
+    """Records steps a..b with jax.profiler: call what is yielded with the number of each step that has ended."""
+    running = False
+
+    def mark(step: int) -> None:
+        nonlocal running
+        if steps and not running and steps[0] <= step + 1 <= steps[1]:
+            jax.profiler.start_trace(str(folder))
+            running = True
+        elif running and step >= steps[1]:
+            jax.profiler.stop_trace()
+            running = False
+
+    mark(0)
+    try:
+        yield mark
+    finally:
+        if running:
+            jax.profiler.stop_trace()

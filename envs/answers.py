@@ -1,7 +1,8 @@
 """Answers: normalising and comparing them, reading them out of model text, and disarming world text.
 
-The comparison is SQuAD's (lower case, no punctuation, no articles) with the places mended where that normaliser *erases* the
-answer: a gold "A" does not become "", "1.5" is not "15", "-5" is not "5", "C++" is not "C", "10²" is not "102".
+The comparison is SQuAD's (lower case, no punctuation, no articles) with the places mended where that normaliser
+*erases* the answer: a gold "A" does not become "", "1.5" is not "15", "-5" is not "5", "C++" is not "C", "10²" is not
+"102".
 """
 
 import functools
@@ -52,7 +53,7 @@ def _kept_punctuation(text: str, i: int) -> str:
 
 @functools.lru_cache(maxsize=8192)  # golds and passages come again and again
 def _words(text: str) -> tuple[str, ...]:
-    """Words of `text` after folding, punctuation treated, articles still there; () only if nothing but marks is in it."""
+    """Words of `text` after folding, punctuation treated, articles still there; () if only marks are in it."""
     text = _compatible(text)
     marked = ("P", "S")
     kept = [_kept_punctuation(text, i) if unicodedata.category(c)[0] in marked else c for i, c in enumerate(text)]
@@ -62,10 +63,11 @@ def _words(text: str) -> tuple[str, ...]:
 def normalize(text: str) -> str:
     """The form in which two answers are compared.
 
-    NFKC and case folding; punctuation and symbols dropped, but kept where they carry a number's or a name's meaning (decimal
-    point, sign, C++); between two digits a mark becomes a space; thousands commas dropped; a / an / the dropped where another
-    word follows, so that "Vitamin A" and "A" survive. Text that consists of marks alone is kept as it is. Never empty unless
-    `text` is blank. After SQuAD's evaluation script (1606.05250) as used by Search-R1 (2503.09516).
+    NFKC and case folding; punctuation and symbols dropped, but kept where they carry a number's or a name's meaning
+    (decimal point, sign, C++); between two digits a mark becomes a space; thousands commas dropped; a / an / the
+    dropped where another word follows, so that "Vitamin A" and "A" survive. Text that consists of marks alone is kept
+    as it is. Never empty unless `text` is blank. After SQuAD's evaluation script (1606.05250) as used by Search-R1
+    (2503.09516).
     """
     words = _words(text)
     if not words:
@@ -122,9 +124,9 @@ _ANSWER_TAG = re.compile(r"<(/?)answer>")
 def last_answer(text: str) -> str | None:
     """The stripped content of the last complete answer pair in *model* text, or None.
 
-    Pinned: tags are exact (an upper-case tag is none); of several complete pairs the last counts, and if that one is empty or
-    nested there is no answer; an unclosed tag is no pair. Give it only text that the model wrote: never the prompt, which may
-    hold an example, nor tool output.
+    Pinned: tags are exact (an upper-case tag is none); of several complete pairs the last counts, and if that one is
+    empty or nested there is no answer; an unclosed tag is no pair. Give it only text that the model wrote: never the
+    prompt, which may hold an example, nor tool output.
     """
     last: str | None = None
     depth, start, nested = 0, 0, False
@@ -143,13 +145,16 @@ _NAMES = (
     "think|thinking|search|information|answer|open|system|user|assistant|tool|tools|tool_call|tool_response|tool_calls|"
     "function|observation|s|unk|pad|bos|eos|mask|image|start_of_turn|end_of_turn|im_start|im_end|sys"
 )
-_GAP = r"[\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
+_BLANK = r"\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e"  # white space, and what shows nothing
+_GAP = rf"[{_BLANK}\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
 _BAR = r"[|\u00a6\u01c0\u2016\u2223\u2502\u2503\u2551\u2758\u23d0\uff5c\uffe8]"
 _SLASH = r"[/\\!?\uff0f\u2044\u2215]?"
 # "<" and the two characters that compatibility normalisation turns into it
 _OPENER = re.compile(rf"[<\uff1c\ufe64](?={_GAP}{_SLASH}{_GAP}(?:{_BAR}|(\w[\w\u00ad\u200b-\u200f\u2060-\ufeff-]*)))")
 _ATTACHED = re.compile(rf"{_SLASH}[^\W\d]")
-_BRACKETED = re.compile(r"\[(?=/?(?:INST|SYS|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|AVAILABLE_TOOLS|IMG|THINK)\b)")
+_BRACKETED = re.compile(
+    r"\[(?=/?(?:INST|SYS|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|AVAILABLE_TOOLS|IMG|THINK)\b)"
+)
 _NAME = re.compile(rf"(?:{_NAMES})")
 _INVISIBLE = re.compile(_GAP[:-1])
 
@@ -165,7 +170,7 @@ def _disarm(match: re.Match) -> str:
 def escape_tags(text: str) -> str:
     """World text in which nothing can be read as a tag, a role or a special token; it stays readable and is idempotent.
 
-    The opening bracket of anything that looks like one ("<answer>", "< / ANSWER x=1>", "＜search＞", "<|im_end|>", "<｜User｜>",
-    "[INST]") becomes "‹" or "(". Brackets in prose ("3 < 4", "a < b") are left alone.
+    The opening bracket of anything that looks like one ("<answer>", "< / ANSWER x=1>", "＜search＞", "<|im_end|>",
+    "<｜User｜>", "[INST]") becomes "‹" or "(". Brackets in prose ("3 < 4", "a < b") are left alone.
     """
     return _BRACKETED.sub("(", _OPENER.sub(_disarm, text))

@@ -68,7 +68,9 @@ def instances_are_apart(world: World, tasks: Sequence[Task], n: int = 8) -> list
     for result, what in ((together, "threads"), (_in_turns(world, jobs), "turns")):
         for job, got, wanted in zip(jobs, result, alone, strict=True):
             if not same(got, wanted):
-                return [f"{job[0].task_id}: {n} instances in {what}: {job[1]} got {got}, alone {wanted}; state is shared"]
+                return [
+                    f"{job[0].task_id}: {n} instances in {what}: {job[1]} got {got}, alone {wanted}; state is shared"
+                ]
     return []
 
 
@@ -95,7 +97,7 @@ def _in_turns(world: World, jobs: Sequence[tuple[Task, str]]) -> list[tuple]:
 
 
 def snapshots_go_on(world: World, tasks: Sequence[Task]) -> list[str]:
-    """After snapshot → restore, in the same or another instance, every step is as without. Worlds without snapshots pass."""
+    """After snapshot → restore into another instance every step is as without. Worlds without snapshots pass."""
     wrong = []
     for task in tasks:
         for name, policy in world.policies.items():
@@ -143,7 +145,11 @@ def close_frees(world: World, tasks: Sequence[Task], rounds: int = 3) -> list[st
         del envs, env
         gc.collect()
         counts.append((threading.active_count(), _entries("/proc/self/task"), _entries("/proc/self/fd")))
-    grown = [name for name, first, last in zip(("threads", "tasks", "files"), counts[1], counts[-1], strict=True) if last > first]
+    grown = [
+        name
+        for name, first, last in zip(("threads", "tasks", "files"), counts[1], counts[-1], strict=True)
+        if last > first
+    ]
     return [f"after close, {grown} grow by round: {counts}"] if grown else []
 
 
@@ -154,7 +160,7 @@ def _entries(folder: str) -> int:
 def score(
     world: World, policy: str, split: str, tasks: Sequence[Task], *, progress: Callable[[int], None] = lambda n: None
 ) -> Score:
-    """Play every task: gold must succeed on each, every other policy on none. Facts are checked for a bool `success`."""
+    """Play every task: gold must succeed on each, every other policy on none; TypeError if `success` is no bool."""
     wanted = int(policy == "gold")
     env, begun = world.make_env(), time.monotonic()
     successes, failures = 0, []
@@ -165,7 +171,9 @@ def score(
             raise TypeError(f"{task.task_id}: facts['success'] is {success!r}, want a bool")
         successes += success
         if success != wanted and len(failures) < 5:
-            failures.append(f"{policy} on {task.task_id}: success {int(success)}, want {wanted}; turns {turns}; facts {dict(facts)}")
+            failures.append(
+                f"{policy} on {task.task_id}: success {int(success)}, want {wanted}; turns {turns}; facts {dict(facts)}"
+            )
         progress(1)
     env.close()
     return Score(policy, split, len(tasks), successes, wanted, tuple(failures), time.monotonic() - begun)

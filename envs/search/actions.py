@@ -23,7 +23,7 @@ class Malformed(Exception):
 
 
 def cut(text: str) -> str:
-    """`text` up to and including the first stop string in it; whatever a model wrote after it was never a turn of its own."""
+    """`text` up to and including the first stop string in it; what a model wrote after that was never a turn."""
     ends = [at + len(stop) for stop in STOP if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
@@ -32,8 +32,8 @@ def parse(text: str) -> Action:
     """The one action of a turn.
 
     Tags are exact and lower case; think blocks and text around the action are free. Raises `Malformed` for no action or
-    several, tags that are nested, unclosed, stray or empty, and for an <information> tag in any spelling: only the world
-    writes that.
+    several, tags that are nested, unclosed, stray or empty, and for an <information> tag in any spelling: only the
+    world writes that.
     """
     text = cut(text)
     if _FORGED.search(text):

@@ -1,4 +1,4 @@
-"""A full-text index in a folder: built once, atomically, then opened (memory-mapped) by any number of processes and threads."""
+"""A full-text index in a folder: built once, atomically, then memory-mapped by any number of processes and threads."""
 
 import dataclasses
 import functools
@@ -56,7 +56,7 @@ def _schema() -> tantivy.Schema:
 
 
 def stored_fingerprint(folder: Path) -> str | None:
-    """The fingerprint of the index in `folder`; None if there is none, or if its stamp cannot be read (then it is rebuilt)."""
+    """The fingerprint of the index in `folder`; None if there is none or its stamp is damaged (rebuilt then)."""
     try:
         return json.loads((folder / _STAMP).read_text())["fingerprint"]
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, KeyError):
@@ -66,8 +66,8 @@ def stored_fingerprint(folder: Path) -> str | None:
 def build_index(passages: Sequence[Passage], folder: Path | str) -> Path:
     """Index `passages` in `folder`, unless it holds exactly these already. Atomic: a reader never sees half an index.
 
-    Ties in a ranking are broken by `passage_id`: documents are written in that order, into one segment. Raises ValueError on
-    passage ids that are not unique.
+    Ties in a ranking are broken by `passage_id`: documents are written in that order, into one segment. Raises
+    ValueError on passage ids that are not unique.
     """
     folder = Path(folder)
     wanted = fingerprint(passages)
@@ -117,24 +117,33 @@ def _put_in_place(temporary: Path, folder: Path, wanted: str) -> None:
             old = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
             folder.rename(old)  # whoever has it open keeps its mapped files
             shutil.rmtree(old, ignore_errors=True)
-    raise OSError(f"could not move the new index to {folder}: another process keeps replacing it; give each corpus its own folder")
+    raise OSError(
+        f"could not move the new index to {folder}: another process keeps replacing it; give each corpus its own folder"
+    )
 
 
 class SearchIndex:
     """An open index. One object serves many threads; `close()` lets its files go."""
 
     def __init__(self, folder: Path | str) -> None:
-        folder = Path(folder)
+        self.folder = folder = Path(folder)
         if stored_fingerprint(folder) is None:
-            raise FileNotFoundError(f"no index in {folder}; make it with envs.search.index.build_index(passages, folder)")
-        self._index: tantivy.Index | None = tantivy.Index.open(str(folder))
+            raise FileNotFoundError(
+                f"no index in {folder}; make it with envs.search.index.build_index(passages, folder)"
+            )
+        try:
+            self._index: tantivy.Index | None = tantivy.Index.open(str(folder))
+        except (ValueError, OSError) as err:
+            raise OSError(
+                f"the index in {folder} is damaged ({err}); delete the folder, it is built again on the next run"
+            ) from err
         self._index.config_reader("manual", 1)  # the folder never changes under us; no watcher thread
         self._index.reload()
         self._schema = self._index.schema
         self._cached = functools.lru_cache(maxsize=_CACHED)(self._find)  # a group's members ask much the same
 
     def search(self, query: str, k: int, splits: Iterable[str] | None = None) -> list[Passage]:
-        """The k best passages of `splits` (None: all): exact titles first, then BM25 with the title boosted; ties by id.
+        """The k best passages of `splits` (None: all): exact titles first, then BM25, titles boosted; ties by id.
 
         Punctuation, case and accents of the query do not matter; a query without a letter or digit finds nothing.
         """

@@ -1,7 +1,7 @@
 """Retrievers: anything that turns a query into passages.
 
-A retriever that fails raises `EnvError` (the world is broken: the episode is not scored). A tool that fails *inside the story*
-raises `ToolError`, which the world turns into text that the policy reads.
+A retriever that fails raises `EnvError` (the world is broken: the episode is not scored). A tool that fails *inside the
+story* raises `ToolError`, which the world turns into text that the policy reads.
 """
 
 import json
@@ -49,8 +49,8 @@ class HttpRetriever:
     """Client of Search-R1's retrieval server (2503.09516, search_r1/search/retrieval_server.py).
 
     POST `url` with {"queries": [q], "topk": k, "return_scores": true} answers {"result": [[{"document": {"contents":
-    "\\"Title\\"\\ntext"}, "score": s}, ...]]}. A server that is down, slow or answers anything else raises EnvError after
-    `retries` more tries, `pause_s`, 2·`pause_s`, ... apart.
+    "\\"Title\\"\\ntext"}, "score": s}, ...]]}. A server that is down, slow or answers anything else raises EnvError
+    after `retries` more tries, `pause_s`, 2·`pause_s`, ... apart.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 10.0, retries: int = 2, pause_s: float = 0.2) -> None:
@@ -98,10 +98,10 @@ def _from_document(document: dict) -> Passage:
 
 
 class FlakyRetriever:
-    """A seeded share `rate` of the calls fails: with an error, with a time-out, or by finding nothing, one as likely as another.
+    """A seeded share `rate` of the calls fails: an error, a time-out or nothing found, each as likely.
 
-    Call number n fails or not by (seed, n) alone, never by time; one object belongs to one episode. `calls` can be set, to go
-    on from a snapshot.
+    Call number n fails or not by (seed, n) alone, never by time; one object belongs to one episode. `calls` can be set,
+    to go on from a snapshot.
     """
 
     def __init__(self, inner: Retriever, rate: float, seed: int | Iterable[int]) -> None:

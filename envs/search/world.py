@@ -28,7 +28,9 @@ class _Episode:
     """All that an episode is, in JSON's own types: a snapshot is exactly this."""
 
     task: dict[str, Any]
-    docs: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # {id, title, pages, at}: `at` is the page shown last
+    docs: list[dict[str, Any]] = dataclasses.field(
+        default_factory=list
+    )  # {id, title, pages, at}: `at` is the page shown last
     queries: list[str] = dataclasses.field(default_factory=list)  # normalised, in order
     evidence: list[int] = dataclasses.field(default_factory=list)  # chain links whose passage was shown
     calls: int = 0  # of the retriever: they address its flakiness
@@ -53,10 +55,10 @@ _COUNTED = ("searches", "opens", "malformed", "empty_results", "tool_errors", "r
 class SearchEnv:
     """One episode at a time over retrievers that many instances may share.
 
-    Facts, at every step: success, exact_match, gold_retrieved (bool); f1, evidence_frac in [0, 1] (NaN: the task names no
-    evidence); searches, opens, malformed, empty_results, tool_errors, recovered, repeated (counts); answer (str or None).
-    `recovered` counts searches that found something right after one that failed or found nothing. The world ends only with an
-    answer; the rollout worker enforces `spec.max_turns`.
+    Facts, at every step: success, exact_match, gold_retrieved (bool); f1, evidence_frac in [0, 1] (NaN: the task names
+    no evidence); searches, opens, malformed, empty_results, tool_errors, recovered, repeated (counts); answer (str or
+    None). `recovered` counts searches that found something right after one that failed or found nothing. The world ends
+    only with an answer; the rollout worker enforces `spec.max_turns`.
 
     Args:
         retrievers: by split of the task.
@@ -76,7 +78,9 @@ class SearchEnv:
         flaky_seed: int = 0,
     ) -> None:
         if k < 1 or max_turns < 1 or max_words < k:
-            raise ValueError(f"got k={k}, max_turns={max_turns}, max_words={max_words}; want k, max_turns >= 1, max_words >= k")
+            raise ValueError(
+                f"got k={k}, max_turns={max_turns}, max_words={max_words}; want k, max_turns >= 1, max_words >= k"
+            )
         self.spec = EnvSpec(name="search", stop=STOP, max_turns=max_turns)
         self._retrievers: Mapping[str, Retriever] = retrievers
         self._k = k
@@ -206,7 +210,7 @@ class SearchEnv:
 
 @functools.lru_cache(maxsize=8192)  # the same few passages answer the same few questions
 def _disarmed(passage: Passage, size: int) -> tuple[str, tuple[str, ...]]:
-    """Title and pages without anything that could be read as a tag or a line of its own; pages in parts of `size` words."""
+    """Title and pages with nothing that could be read as a tag or a line of its own; pages in parts of `size` words."""
     title = " ".join(escape_tags(passage.title).split())
     pages = [escape_tags(page).split() for page in passage.pages]
     parts = [" ".join(words[at : at + size]) for words in pages for at in range(0, len(words), size)]
@@ -236,7 +240,7 @@ def make_world(
     seed: int = 0,
     demonstrations: Mapping[str, Any] = MappingProxyType({}),
 ) -> World:
-    """The search world over the shipped corpus. Cheap: index and tasks are built in `data_dir` on first use, then reused.
+    """The search world over the shipped corpus. Cheap: index and tasks are built in `data_dir` on first use.
 
     Args:
         url: of a server that speaks Search-R1's retriever protocol; None searches the local index.
@@ -283,7 +287,9 @@ def _open_index(folder: pathlib.Path) -> dict[str, Retriever]:
     return {split: TantivyRetriever(index, split) for split in SPLITS}
 
 
-def _open_tasks(folder: pathlib.Path, split: str, sizes: Mapping[str, int | None], how: Mapping[str, Any]) -> Sequence[Task]:
+def _open_tasks(
+    folder: pathlib.Path, split: str, sizes: Mapping[str, int | None], how: Mapping[str, Any]
+) -> Sequence[Task]:
     n = sizes[split]
     if n is None:
         return questions.all_tasks(split, instruction=how["instruction"])

@@ -87,6 +87,132 @@ MUTANTS: tuple[Mutant, ...] = (
         "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
     ),
+    # -- advantages and losses: equal rewards give exactly nothing; nothing off the mask reaches value or gradient
+    Mutant(
+        "tests/rl/test_advantages.py::test_a1_equal_rewards_are_exactly_nothing",
+        "rl/advantages.py",
+        "if r.max() > r.min():",
+        "if len(r) > 1:",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_a4_groups_are_by_number_not_by_place",
+        "rl/advantages.py",
+        "members = np.flatnonzero(valid & (groups == group))",
+        "members = np.flatnonzero(valid)[group :: len(np.unique(groups))]",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_a5_a_failed_member_is_absent",
+        "rl/advantages.py",
+        "members = np.flatnonzero(valid & (groups == group))",
+        "members = np.flatnonzero(groups == group)",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_a9_a10_tool_output_takes_no_part",
+        "rl/advantages.py",
+        "carry = jax.tree.map(lambda new, old: jnp.where(is_action, new, old), (advantage, value), carry)",
+        "carry = (advantage, value)",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_garbage_off_the_mask_changes_no_bit",
+        "rl/masked.py",
+        "return jnp.where(mask, x, jnp.zeros((), jnp.result_type(x)))",
+        "return x * mask.astype(x.dtype)",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_b5_kl_is_finite_with_its_gradient",
+        "rl/losses/kl.py",
+        "x = jnp.clip(-d, -MAX_EXPONENT_NATS, MAX_EXPONENT_NATS)",
+        "x = -d",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_b7_ratios_at_the_extremes",
+        "rl/losses/surrogate.py",
+        "loss = jnp.maximum(-ratio * advantages, -clipped * advantages)",
+        "loss = jnp.minimum(-ratio * advantages, -clipped * advantages)",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_b1_split_into_micro_batches_changes_no_gradient",
+        "rl/losses/reduce.py",
+        "episodes = jnp.round(jnp.sum(share))",
+        "episodes = jnp.float32(1)",
+    ),
+    # -- packing: every token once, whatever the order; an episode's reward once
+    Mutant(
+        "tests/rl/test_batcher.py::test_every_token_is_there_once_and_order_does_not_matter",
+        "rl/rollout/batcher.py",
+        "kept = sorted((t for t in trajectories if t.status.scored), key=lambda t: (t.ticket, t.member))",
+        "kept = [t for t in trajectories if t.status.scored]",
+    ),
+    Mutant(
+        "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
+        "rl/rollout/batcher.py",
+        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0))",
+        "items.append(_Item(row, advantages[key], rewards[key]))",
+    ),
+    # -- asynchrony: the staleness bound
+    Mutant(
+        "tests/rl/test_staleness.py::test_bound_holds_under_any_schedule",
+        "rl/rollout/staleness.py",
+        "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
+        "return min(max_running - running, (max_staleness + version + 2) * max(batch, 1) - (accepted + running))",
+    ),
+    # -- resume: tasks are addressed by ticket
+    Mutant(
+        "tests/rl/test_curriculum.py::test_each_epoch_is_another_permutation",
+        "rl/curriculum.py",
+        "return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(n)",
+        "return np.random.Generator(np.random.Philox(key=np.array([seed, 0], np.uint64))).permutation(n)",
+    ),
+    # -- tokens: trained ids == prompt + sampled + world ids, in order, and the mask counts the sampled ones
+    Mutant(
+        "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
+        "rl/rollout/worker.py",
+        "self._append(ids, turn, False, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn, True, [0.0] * len(ids), [-1] * len(ids))",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_end_of_turn_is_glue_unless_sampled",
+        "models/codec.py",
+        "ids = list(glue.before[glue.end :] if closed else glue.before)",
+        "ids = list(glue.before)",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_world_text_forges_no_control_id",
+        "models/codec.py",
+        "self._plain = _backend(spec, [])",
+        'self._plain = _backend(spec, spec["added_tokens"])',
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_token_that_crosses_the_stop_is_trained_and_the_world_sees_up_to_the_string",
+        "rl/rollout/worker.py",
+        "return (text[: min(ends)], True) if ends else (text, False)",
+        "return (text, True) if ends else (text, False)",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_an_answer_that_comes_too_late_is_an_env_error",
+        "rl/rollout/worker.py",
+        "if clock() - began_s > deadline_s:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_types.py::test_every_damaged_byte_is_told",
+        "rl/types.py",
+        'if zlib.crc32(payload).to_bytes(4, "big") != checksum:',
+        "if False:",
+    ),
+    # -- answers: the last complete pair counts; world text forges nothing
+    Mutant(
+        "tests/envs/test_answers.py::test_last_answer",
+        "envs/answers.py",
+        "last = None if nested else text[start : tag.start()].strip() or None",
+        "last = text[start : tag.start()].strip() or None",
+    ),
+    Mutant(
+        "tests/envs/test_answers.py::test_no_tag_survives",
+        "envs/answers.py",
+        'return _BRACKETED.sub("(", _OPENER.sub(_disarm, text))',
+        'return _BRACKETED.sub("(", text)',
+    ),
     # -- layers
     Mutant(
         "tests/test_layers.py::test_importing_all_of_envs_leaves_jax_alone",

@@ -22,7 +22,7 @@ import numpy as np
 
 from envs.base import Env, EnvError, Message, Observation, Step, Task
 from models.codec import Codec
-from rl.rollout.engine import CapacityError
+from rl.rollout.session import CapacityError
 from rl.types import Row, Status, Trajectory, Turn
 
 

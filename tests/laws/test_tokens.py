@@ -92,6 +92,10 @@ def test_trained_ids_are_what_was_consumed_and_sampled(codec, prompt, sampled, s
     # no glue: what is off the mask and is a control id was never sampled, and each turn opens with one
     opens = codec.start(task.prompt)[-1]
     assert sum(i == opens for i in row.tokens[~row.action_mask].tolist()) == len(sampler.sampled)
+    # every message closes once, by a sampled end or by glue: the prompt's two, each earlier turn and the world's answer
+    end = codec.end_ids[0]
+    closed = 2 + 2 * (len(sampler.sampled) - 1) + (sampler.sampled[-1][-1:] == [end])
+    assert row.tokens.tolist().count(end) == closed
     # and the packed batch has these tokens, this mask, and an advantage on nothing else
     shape = {"rows": 1, "length": 400, "micro_rows": 1, "version": 7, "pad_id": codec.pad_id}
     batch, _ = pack([trajectory], {(0, 0): 2.0}, {(0, 0): 1.0}, **shape)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
-from rl.rollout.engine import CapacityError
+from rl.rollout.session import CapacityError
 from rl.rollout.worker import action_text, run_episode, transcribe
 from rl.types import Status, Turn
 

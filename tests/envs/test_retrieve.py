@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from envs.base import EnvError
+from envs import make_world
+from envs.base import EnvError, Task
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex, build_index, fold, stored_fingerprint
 from envs.search.retrieve import FlakyRetriever, HttpRetriever, TantivyRetriever, ToolError
@@ -243,6 +244,17 @@ def test_http_server_that_hangs_is_an_env_error():
     with http.server.HTTPServer(("127.0.0.1", 0), _Handler) as deaf:  # accepts, never answers
         with pytest.raises(EnvError, match="timed out"):
             HttpRetriever(url(deaf), timeout_s=0.05, retries=0).search("x", 3)
+
+
+def test_a_world_over_a_foreign_index_counts_evidence_by_title(server, tmp_path):
+    server.replies = [(200, GOOD)]
+    env = make_world("search", url=url(server), k=2, data_dir=str(tmp_path / "none")).make_env()
+    chain = [{"title": "Peru", "passage_id": "country/PE", "relation": "capital", "value": "Lima"}]
+    env.reset(Task("t", "hop1", "train", 0, (), {"answers": ["Lima"], "chain": chain}))
+    step = env.step("<search> Peru </search>")
+    assert step.observation.text.startswith("<information>\nDoc 1(Title: Peru) capital: Lima and more\nDoc 2(")
+    assert step.facts["evidence_frac"] == 1 and step.facts["gold_retrieved"]
+    assert not (tmp_path / "none").exists()  # no index of ours is built for it
 
 
 # --- flaky tools ----------------------------------------------------------------------------------

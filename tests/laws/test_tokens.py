@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.base import EnvSpec, Message, Observation, Step, Task
@@ -64,10 +64,13 @@ class World:
 
 
 texts = st.lists(st.sampled_from(WORDS), max_size=6).map("".join)
-turns = st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=25), min_size=4, max_size=4)
+END = 289  # <|end|>: 284 bytes and merges, pad, four roles
+turn = st.lists(st.integers(0, 299), max_size=25)
+turns = st.lists(turn | turn.map(lambda ids: [*ids, END]), min_size=4, max_size=4)
 
 
-@given(texts, turns, st.lists(texts, min_size=1, max_size=4), st.integers(1, 30), st.integers(30, 400))
+@settings(max_examples=200)
+@given(texts, turns, st.lists(texts, min_size=2, max_size=4), st.integers(1, 30), st.integers(30, 400))
 def test_trained_ids_are_what_was_consumed_and_sampled(codec, prompt, sampled, said, max_turn_tokens, max_tokens):
     task = Task("t", "f", "train", 0, (Message("system", "Be brief."), Message("user", prompt)), {})
     sampler, world = Sampler(codec, sampled), World(said)
@@ -93,9 +96,9 @@ def test_trained_ids_are_what_was_consumed_and_sampled(codec, prompt, sampled, s
     opens = codec.start(task.prompt)[-1]
     assert sum(i == opens for i in row.tokens[~row.action_mask].tolist()) == len(sampler.sampled)
     # every message closes once, by a sampled end or by glue: the prompt's two, each earlier turn and the world's answer
-    end = codec.end_ids[0]
-    closed = 2 + 2 * (len(sampler.sampled) - 1) + (sampler.sampled[-1][-1:] == [end])
-    assert row.tokens.tolist().count(end) == closed
+    assert codec.end_ids == (END,)
+    closed = 2 + 2 * (len(sampler.sampled) - 1) + (sampler.sampled[-1][-1:] == [END])
+    assert row.tokens.tolist().count(END) == closed
     # and the packed batch has these tokens, this mask, and an advantage on nothing else
     shape = {"rows": 1, "length": 400, "micro_rows": 1, "version": 7, "pad_id": codec.pad_id}
     batch, _ = pack([trajectory], {(0, 0): 2.0}, {(0, 0): 1.0}, **shape)

@@ -6,6 +6,7 @@ TEST_ARGS ?=
 MUTANT ?=
 BENCH ?= model engine search
 CONFIG ?= configs/quickstart.py
+RUNS ?= runs/quickstart
 
 VENV := .venv
 STAMP := $(VENV)/.stamp
@@ -33,15 +34,14 @@ $(STAMP): setup.py constraints.txt
 	@touch $@
 
 train: $(STAMP)
-	$(PY) -m launch.train --config=$(CONFIG):seed=$(SEED) --workdir=runs/quickstart/seed$(SEED)
+	$(PY) -m launch.quickstart --config=$(CONFIG) --seed=$(SEED) --workdir=$(RUNS)/seed$(SEED)
 
 test: $(STAMP)
 	$(PY) -m pytest -q $(TEST_ARGS)
 
 evidence: $(STAMP)
 	for seed in $(SEEDS); do \
-	  $(PY) -m launch.train --config=$(CONFIG):seed=$$seed --workdir=runs/quickstart/seed$$seed || exit 1; \
-	  $(PY) -m launch.train --config=$(CONFIG):seed=$$seed,sft_only=True --workdir=runs/sft_only/seed$$seed || exit 1; \
+	  $(PY) -m launch.quickstart --config=$(CONFIG) --seed=$$seed --workdir=$(RUNS)/seed$$seed --control || exit 1; \
 	done
 
 bench: $(STAMP)

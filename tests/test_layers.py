@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVEL = {
     "launch": 6,
     "rl.loop": 5,
+    "rl.supervised": 5,  # the warm start's loop
     "rl": 4,  # learner, rollout, curriculum, checkpoint, episodes, monitor
     "rl.losses": 3,
     "rl.advantages": 3,

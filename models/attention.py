@@ -110,31 +110,36 @@ _mix.defvjp(_mix_forward, _mix_backward)
 class Part(NamedTuple):
     """A run of keys that queries may see: columns of the cache, or the tokens being fed."""
 
-    k: Float[Array, "B s K H"]
-    v: Float[Array, "B s K H"]
+    k: Float[Array, "B K s H"]
+    v: Float[Array, "B K s H"]
     seen: Bool[Array, "B t s"]
 
 
 def attend_parts(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Array, "B t N H"]:
     """softmax(q kᵀ / √H) v over the keys of all parts together, without joining the parts in memory.
-    One maximum over all parts, then sums and mixes add up.
+
+    One maximum over all parts; then sums and mixes add up.
     """
     rows, length, heads, dim = q.shape
-    kv_heads = parts[0].k.shape[2]
-    q = q.reshape(rows, length, kv_heads, heads // kv_heads, dim) * dim**-0.5
+    kv_heads = parts[0].k.shape[1]
+    groups = heads // kv_heads
+    q = q.reshape(rows, length, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * dim**-0.5
+    q = q.reshape(rows, kv_heads, groups * length, dim)
     scores = []
     for part in parts:
-        score = jnp.einsum(
-            "btkgh,bskh->bkgts", q, part.k, precision=exact(q.dtype), preferred_element_type=jnp.float32
-        )
-        scores.append(jnp.where(part.seen[:, None, None], score, MASKED))
+        score = jnp.einsum("bkmh,bksh->bkms", q, part.k, precision=exact(q.dtype), preferred_element_type=jnp.float32)
+        scores.append(jnp.where(jnp.tile(part.seen, (1, groups, 1))[:, None], score, MASKED))
     top = jnp.max(jnp.stack([jnp.max(score, axis=-1) for score in scores]), axis=0)[..., None]
-    weights = [jnp.exp(score - top) for score in scores]
-    total = sum(jnp.sum(weight, axis=-1) for weight in weights)
-    mixed = sum(
-        jnp.einsum("bkgts,bskh->btkgh", weight.astype(q.dtype), part.v, precision=exact(q.dtype),
-                   preferred_element_type=jnp.float32)
-        for weight, part in zip(weights, parts, strict=True)
-    )
-    mixed = mixed / total.transpose(0, 3, 1, 2)[..., None]
-    return mixed.astype(q.dtype).reshape(rows, length, heads, dim)
+    total, mixed = 0.0, 0.0
+    for score, part in zip(scores, parts, strict=True):
+        weight = jnp.exp(score - top)
+        total = total + jnp.sum(weight, axis=-1, keepdims=True)
+        mixed = mixed + jnp.einsum(
+            "bkms,bksh->bkmh",
+            weight.astype(q.dtype),
+            part.v,
+            precision=exact(q.dtype),
+            preferred_element_type=jnp.float32,
+        )
+    mixed = (mixed / total).astype(q.dtype)
+    return mixed.reshape(rows, heads, length, dim).transpose(0, 2, 1, 3)

@@ -4,16 +4,16 @@ Shapes are static: the number of lanes, of tokens per round, and `context`, how 
 that short sessions are cheap. A lane's numbers depend on its own row and on these shapes only, never on other lanes.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from models.config import ModelConfig
-from models.kv_cache import KVCache, NewKeys, append, gather
+from models.kv_cache import Columns, KVCache, NewKeys, append, gather
 from models.sampling import sample
-from models.transformer import Params, Past, apply_cached, final_norm, head_logits
+from models.transformer import Params, Past, Stack, apply_cached, by_layer, final_norm, head_logits, stack_layers
 
 
 def prefill(
@@ -36,11 +36,17 @@ def prefill(
     sound = (start <= context) & (start + n_new <= cache.capacity) & (n_new <= tokens.shape[1])
     near = gather(cache, rows, context)
     position = start[:, None] + jnp.arange(tokens.shape[1])
-    past = [Past(near.k, near.v, jnp.arange(context) < start[:, None])] if context else []
-    x, new = apply_cached(params, config, tokens, position, past, near.last_key)
-    cache = append(cache, new, rows, start, jnp.where(sound, n_new, 0))
+    params = params | {"blocks": by_layer(config, params["blocks"])}
+    keys, values, last_key = _by_layer(config, near)
+    past = [Past(keys, values, jnp.arange(context) < start[:, None])] if context else []
+    x, new = apply_cached(params, config, tokens, position, past, last_key)
+    cache = append(cache, stack_layers(config, new), rows, start, jnp.where(sound, n_new, 0))
     x = jnp.take_along_axis(x, jnp.maximum(n_new - 1, 0)[:, None, None], axis=1)[:, 0]
     return cache, jnp.where(sound[:, None], final_norm(params, config, x), jnp.nan)
+
+
+def _by_layer(config: ModelConfig, near: Columns) -> tuple[Stack, Stack, Stack]:
+    return tuple(None if x is None else by_layer(config, x) for x in near)
 
 
 class Round(NamedTuple):
@@ -51,12 +57,23 @@ class Round(NamedTuple):
     n_done: Int[Array, "S"]
 
 
+def _new_columns(new: Stack) -> tuple[Stack, Stack]:
+    return (new.k, new.v) if isinstance(new, NewKeys) else (tuple(x.k for x in new), tuple(x.v for x in new))
+
+
+def _last_keys(config: ModelConfig, added: Stack) -> Stack:
+    if not config.key_shift:
+        return None
+    # One token per lane was fed, so column 0 of the token axis is the last key.
+    return added.raw_key[..., 0, :] if isinstance(added, NewKeys) else tuple(x.raw_key[..., 0, :] for x in added)
+
+
 class _State(NamedTuple):
     step: Int[Array, ""]
     last: Int[Array, "S"]
     active: Bool[Array, "S"]
-    new: NewKeys
-    last_key: Float[Array, "L S K H"] | None
+    new: Stack  # of NewKeys
+    last_key: Stack
     out: Round
 
 
@@ -91,20 +108,22 @@ def decode_round(
     sound = lengths <= context
     near = gather(cache, rows, context)
     ends = jnp.asarray(end_ids, jnp.int32)
-    old = [Past(near.k, near.v, jnp.arange(context) < lengths[:, None])] if context else []
+    params = params | {"blocks": by_layer(config, params["blocks"])}
+    keys_, values, last_key = _by_layer(config, near)
+    old = [Past(keys_, values, jnp.arange(context) < lengths[:, None])] if context else []
     column = jnp.arange(n)
     lanes = rows.shape[0]
 
     def advance(state: _State) -> _State:
         step, new = state.step, state.new
         # New tokens of all lanes share a column per step: one slice write, while old columns are never touched.
-        recent = Past(new.k, new.v, jnp.broadcast_to(column < step, (lanes, n)))
+        recent = Past(*_new_columns(new), jnp.broadcast_to(column < step, (lanes, n)))
         position = lengths + step
         x, added = apply_cached(params, config, state.last[:, None], position[:, None], [*old, recent], state.last_key)
         logits = head_logits(params, final_norm(params, config, x)[:, 0])
         drawn = jax.vmap(jax.random.fold_in)(keys, position + 1)
         token, logp = sample(logits, drawn, temperature, greedy, top_k, top_p)
-        new = jax.tree.map(lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, step, 2), new, added)
+        new = jax.tree.map(lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, step, -2), new, added)
         out = Round(
             jax.lax.dynamic_update_slice_in_dim(
                 state.out.tokens, jnp.where(state.active, token, 0)[:, None], step, 1
@@ -113,21 +132,20 @@ def decode_round(
             state.out.n_done + state.active,
         )
         ended = jnp.isin(token, ends) | (out.n_done >= remaining) | (position + 2 >= cache.capacity)
-        last_key = None if added.raw_key is None else added.raw_key[:, :, 0]
-        return _State(step + 1, token, state.active & ~ended, new, last_key, out)
+        return _State(step + 1, token, state.active & ~ended, new, _last_keys(config, added), out)
 
-    fresh = jnp.zeros((config.n_layers, lanes, n, config.n_kv_heads, config.head_dim), config.dtype)
+    fresh = jnp.zeros((config.n_layers, lanes, config.n_kv_heads, n, config.head_dim), config.dtype)
     begin = _State(
         step=jnp.int32(0),
         last=last.astype(jnp.int32),
         # Sampling needs a free place for the sampled id: ids after it = lengths + 2 (the fed one, and this one).
         active=sound & (remaining > 0) & (lengths + 2 <= cache.capacity),
-        new=NewKeys(fresh, fresh, fresh if config.key_shift else None),
-        last_key=near.last_key,
+        new=by_layer(config, NewKeys(fresh, fresh, fresh if config.key_shift else None)),
+        last_key=last_key,
         out=Round(
             jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32)
         ),
     )
     end = jax.lax.while_loop(lambda state: (state.step < n) & jnp.any(state.active), advance, begin)
-    cache = append(cache, end.new, rows, lengths, end.out.n_done)
+    cache = append(cache, stack_layers(config, end.new), rows, lengths, end.out.n_done)
     return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan))

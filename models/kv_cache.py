@@ -7,6 +7,7 @@ Nothing is ever overwritten silently: writes outside [0, rows) × [0, capacity) 
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +35,12 @@ class KVCache:
         return self.k.shape[2]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class NewKeys:
-    """What one forward pass adds to the cache: the keys and values of the tokens it was fed."""
+class NewKeys(NamedTuple):
+    """What one forward pass adds to the cache: keys and values of the tokens it was fed, heads before tokens."""
 
-    k: Float[Array, "L B t K H"]
-    v: Float[Array, "L B t K H"]
-    raw_key: Float[Array, "L B t K H"] | None  # before the key shift; None without one
+    k: Float[Array, "L B K t H"]
+    v: Float[Array, "L B K t H"]
+    raw_key: Float[Array, "L B K t H"] | None  # before the key shift; None without one
 
 
 def alloc(config: ModelConfig, rows: int, capacity: int) -> KVCache:
@@ -54,7 +53,15 @@ def alloc(config: ModelConfig, rows: int, capacity: int) -> KVCache:
     return KVCache(k, v, last)
 
 
-def gather(cache: KVCache, rows: Int[Array, "S"], context: int) -> KVCache:
+class Columns(NamedTuple):
+    """Some rows' first columns, heads before columns: the layout in which attention is plain batched matmuls."""
+
+    k: Float[Array, "L S K c H"]
+    v: Float[Array, "L S K c H"]
+    last_key: Float[Array, "L S K H"] | None
+
+
+def gather(cache: KVCache, rows: Int[Array, "S"], context: int) -> Columns:
     """A compact copy of columns [0, context) of some rows; a row index outside the cache reads zeros."""
     if context > cache.capacity:
         raise ValueError(f"context: got {context}, want at most the capacity {cache.capacity}")
@@ -62,11 +69,8 @@ def gather(cache: KVCache, rows: Int[Array, "S"], context: int) -> KVCache:
     def take(x: Float[Array, "L R ..."]) -> Float[Array, "L S ..."]:
         return x.at[:, rows].get(mode="fill", fill_value=0)
 
-    return KVCache(
-        take(cache.k[:, :, :context]),
-        take(cache.v[:, :, :context]),
-        None if cache.last_key is None else take(cache.last_key),
-    )
+    k, v = (take(x[:, :, :context]).transpose(0, 1, 3, 2, 4) for x in (cache.k, cache.v))
+    return Columns(k, v, None if cache.last_key is None else take(cache.last_key))
 
 
 def append(
@@ -76,15 +80,15 @@ def append(
 
     Rows of different lanes must differ. A lane with row index `cache.rows` (an unused lane) writes nothing.
     """
-    width = new.k.shape[2]
+    width = new.k.shape[3]
     offset = jnp.arange(width)
     column = jnp.where(offset < n_new[:, None], start[:, None] + offset, cache.capacity)
     # `drop` covers unused lanes and dropped columns alike, but wraps negative indices: none can occur here.
-    k = cache.k.at[:, rows[:, None], column].set(new.k, mode="drop")
-    v = cache.v.at[:, rows[:, None], column].set(new.v, mode="drop")
+    k = cache.k.at[:, rows[:, None], column].set(new.k.transpose(0, 1, 3, 2, 4), mode="drop")
+    v = cache.v.at[:, rows[:, None], column].set(new.v.transpose(0, 1, 3, 2, 4), mode="drop")
     if cache.last_key is None:
         return KVCache(k, v, None)
-    last = jnp.take_along_axis(new.raw_key, jnp.maximum(n_new - 1, 0)[None, :, None, None, None], axis=2)[:, :, 0]
+    last = jnp.take_along_axis(new.raw_key, jnp.maximum(n_new - 1, 0)[None, :, None, None, None], axis=3)[:, :, :, 0]
     target = jnp.where(n_new > 0, rows, cache.rows)
     return KVCache(k, v, cache.last_key.at[:, target].set(last, mode="drop"))
 

@@ -219,9 +219,19 @@ def apply(
 class Past(NamedTuple):
     """A run of cached columns, all layers: `seen[b, s]` says which of them the tokens of row b may look at."""
 
-    k: Float[Array, "L B s K H"]
-    v: Float[Array, "L B s K H"]
+    k: "Stack"  # by layer, [B K s H]
+    v: "Stack"
     seen: Bool[Array, "B s"]
+
+
+Stack = Any  # one tree with a leading axis L, or a tuple of L trees: `by_layer` chooses
+
+
+def by_layer(config: ModelConfig, stacked: Params) -> Stack:
+    """Few layers: a tuple of their trees, so that a loop of decode steps never copies a slice. Many: as they are."""
+    if config.n_layers > UNROLLED_LAYERS:
+        return stacked
+    return tuple(jax.tree.map(lambda x: x[i], stacked) for i in range(config.n_layers))
 
 
 def apply_cached(
@@ -230,13 +240,13 @@ def apply_cached(
     tokens: Int[Array, "B t"],
     position: Int[Array, "B t"],
     past: Sequence[Past],
-    last_key: Float[Array, "L B K H"] | None = None,
-) -> tuple[Float[Array, "B t D"], NewKeys]:
-    """Hidden states (before the final norm) of new tokens that follow cached ones, and the keys and values to store.
+    last_key: Stack = None,
+) -> tuple[Float[Array, "B t D"], Stack]:
+    """Hidden states (before the final norm) of new tokens that follow cached ones, and their `NewKeys` to store.
 
     Every token sees what `past` allows and the new tokens up to itself, so right padding is harmless. `last_key` is the
-    unshifted key of the token before each row's first new one (read with a key shift only; not where position is 0).
-    It writes nothing: `kv_cache.append` does.
+    unshifted key [B K H] of the token before each row's first new one (with a key shift; unread where position is 0).
+    params["blocks"], past and last_key come `by_layer`, and so does the result. It writes nothing; `append` does.
     """
     cos, sin = rope_angles(position, config.head_dim, config.rope_theta)
     length = tokens.shape[1]
@@ -245,21 +255,37 @@ def apply_cached(
     first = (position == 0)[..., None, None]
 
     def layer(x: Float[Array, "B t D"], xs: tuple) -> tuple[Float[Array, "B t D"], NewKeys]:
-        block, runs, last = xs
+        block, keys, values, last = xs
         p = block["attention"]
         q, k, v = _qkv(p, config, rms_norm(x, block["attention_norm"], config.rms_eps))
-        raw = k if config.key_shift else None
+        raw = None
         if config.key_shift:
+            raw = k.transpose(0, 2, 1, 3)
             before = jnp.concatenate([last[:, None], k[:, :-1]], axis=1)
             k = _shift(p, k, jnp.where(first, k, before))
-        q, k = rope(q, cos, sin), rope(k, cos, sin)
-        parts = [Part(pk, pv, see) for (pk, pv), see in zip(runs, seen, strict=True)]
+        q, k, v = rope(q, cos, sin), rope(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        parts = [Part(*part) for part in zip(keys, values, seen, strict=True)]
         x = _output(p, x, attend_parts(q, [*parts, Part(k, v, causal)]))
         return _mlp(block, config, x), NewKeys(k, v, raw)
 
     x = _embed(params, config, tokens)
-    runs = [(run.k, run.v) for run in past]
-    return jax.lax.scan(layer, x, (params["blocks"], runs, last_key), unroll=_unroll(config))
+    stacks = (params["blocks"], [run.k for run in past], [run.v for run in past], last_key)
+    if config.n_layers > UNROLLED_LAYERS:
+        return jax.lax.scan(layer, x, stacks)
+    new = []
+    for i in range(config.n_layers):
+        blocks, keys, values, last = stacks
+        mine = (blocks[i], [k[i] for k in keys], [v[i] for v in values], None if last is None else last[i])
+        x, added = layer(x, mine)
+        new.append(added)
+    return x, tuple(new)
+
+
+def stack_layers(config: ModelConfig, layers: Stack) -> Params:
+    """The inverse of `by_layer`."""
+    if config.n_layers > UNROLLED_LAYERS:
+        return layers
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
 
 
 def final_norm(params: Params, config: ModelConfig, x: Float[Array, "... D"]) -> Float[Array, "... D"]:

@@ -136,6 +136,62 @@ MUTANTS: tuple[Mutant, ...] = (
         "episodes = jnp.round(jnp.sum(share))",
         "episodes = jnp.float32(1)",
     ),
+    # -- learner: packed == one-per-row, any cut, any number of devices; zero gradient off the mask; bad updates refused
+    Mutant(
+        "tests/laws/test_learner.py::test_packed_equals_one_per_row",
+        "models/attention.py",
+        "seen = causal & (segment[:, begin:end, None] == segment[:, None, :end])",
+        "seen = causal & (segment[:, begin:end, None] > -1)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_padding_row_order_and_cut_change_nothing",
+        "rl/learner.py",
+        "grads = jax.tree.map(lambda s, g: s + g.astype(jnp.float32), sums[0], grads)",
+        "grads = jax.tree.map(lambda s, g: s + g.astype(jnp.float32) / measured[0].count, sums[0], grads)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_nothing_off_the_mask_trains",
+        "rl/losses/recipes.py",
+        "log_ratio = masked.keep(logp - anchor, mask)",
+        "log_ratio = logp - anchor\n        mask = batch.segment > 0",
+    ),
+    Mutant(
+        "tests/rl/test_learner.py::test_a_gradient_that_is_not_finite_is_refused_whole",
+        "rl/learner.py",
+        "good = jnp.isfinite(norm) & jnp.isfinite(loss.total) & (loss.count > 0)",
+        "good = loss.count > -1",
+    ),
+    Mutant(
+        "tests/models/test_logprobs.py::test_successor_model_scores_its_sequence_with_zero",
+        "models/logprobs.py",
+        "source, target = hidden[:, :-1], targets[:, 1:]",
+        "source, target = hidden[:, 1:], targets[:, 1:]",
+    ),
+    # -- engine: its logp is the learner's, of the version that sampled; same request, same tokens; nothing overwritten
+    Mutant(
+        "tests/laws/test_engine.py::test_engine_logp_is_learner_logp",
+        "models/sampling.py",
+        "return token.astype(jnp.int32), picked - jax.nn.logsumexp(z, axis=-1)",
+        "return token.astype(jnp.int32), jax.nn.log_softmax(logits)[jnp.arange(len(token)), token]",
+    ),
+    Mutant(
+        "tests/laws/test_engine.py::test_repeated_prompt_after_an_update_is_a_cold_engines_answer",
+        "rl/rollout/engine.py",
+        "self._snapshot, self._next = self._next, None",
+        "self._next = None",
+    ),
+    Mutant(
+        "tests/laws/test_engine.py::test_logp_is_that_of_the_version_that_sampled_the_token",
+        "rl/rollout/engine.py",
+        'session._cached = 0\n        self._counts["swaps"] += 1',
+        'pass\n        self._counts["swaps"] += 1',
+    ),
+    Mutant(
+        "tests/models/test_kv_cache.py::test_nothing_is_written_past_capacity_or_for_unused_lanes",
+        "models/kv_cache.py",
+        "column = jnp.where(offset < n_new[:, None], start[:, None] + offset, cache.capacity)",
+        "column = jnp.minimum(start[:, None] + offset, cache.capacity - 1)",
+    ),
     # -- packing: every token once, whatever the order; an episode's reward once
     Mutant(
         "tests/rl/test_batcher.py::test_every_token_is_there_once_and_order_does_not_matter",

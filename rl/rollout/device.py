@@ -1,0 +1,108 @@
+"""What the engine's thread runs on its device: three compiled programs over one KV cache. Everything crosses here, explicitly."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt32
+
+from models import generate, kv_cache
+from models.config import ModelConfig
+
+END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lanes:
+    """What each lane of one decode round does, as NumPy arrays."""
+
+    rows: Int[np.ndarray, "S"]  # cache row; one beyond the last for an idle lane
+    last: Int[np.ndarray, "S"]  # the last id, whose KV is not in the cache yet
+    lengths: Int[np.ndarray, "S"]  # ids in the cache
+    remaining: Int[np.ndarray, "S"]  # tokens to sample at most; 0 for an idle lane
+    keys: UInt32[np.ndarray, "S 2"]
+    temperature: Float[np.ndarray, "S"]
+    greedy: Bool[np.ndarray, "S"]
+    top_k: Int[np.ndarray, "S"]
+    top_p: Float[np.ndarray, "S"]
+
+    @staticmethod
+    def idle(lanes: int, *, no_row: int) -> "Lanes":
+        """All lanes idle."""
+        return Lanes(
+            rows=np.full(lanes, no_row, np.int32),
+            last=np.zeros(lanes, np.int32),
+            lengths=np.zeros(lanes, np.int32),
+            remaining=np.zeros(lanes, np.int32),
+            keys=np.zeros((lanes, 2), np.uint32),
+            temperature=np.ones(lanes, np.float32),
+            greedy=np.zeros(lanes, np.bool_),
+            top_k=np.zeros(lanes, np.int32),
+            top_p=np.ones(lanes, np.float32),
+        )
+
+
+class Device:
+    """One KV cache and the programs over it; used by the engine's thread alone."""
+
+    def __init__(self, config: ModelConfig, residents: int, capacity: int):
+        self._config = config
+        self._cache: Any = kv_cache.alloc(config, residents, capacity)
+        self._compiled_before = _cache_sizes()
+
+    def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
+        """Write the KV of tokens[i, :n_new[i]] at positions start[i].. of rows[i]; DONATES the cache."""
+        arrays = jax.device_put((rows, tokens, start, n_new))  # H2D
+        self._cache = _prefill(params, self._config, self._cache, *arrays, context=context)
+
+    def decode(
+        self, params, lanes: Lanes, end_ids: tuple[int, ...], *, context: int, n: int, truncated: bool
+    ) -> tuple[Int[np.ndarray, "S n"], Float[np.ndarray, "S n"], Int[np.ndarray, "S"]]:
+        """Sample up to `n` tokens a lane: (tokens, logp in nats, count); DONATES the cache. Waits for the result.
+
+        `truncated` is the program that knows top-k and top-p (it sorts the vocabulary).
+        """
+        ends = np.full(END_IDS, -1, np.int32)
+        ends[: len(end_ids)] = end_ids
+        lanes, ends = jax.device_put((lanes, ends))  # H2D
+        self._cache, out = _decode(params, self._config, self._cache, lanes, ends, context=context, n=n, truncated=truncated)
+        return tuple(jax.device_get(out))  # D2H, once a round
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one row's KV onto another; DONATES the cache."""
+        self._cache = _copy(self._cache, *jax.device_put((np.int32(source), np.array([target], np.int32))))
+
+    def free(self) -> None:
+        """Let go of the cache; nothing can run any more."""
+        self._cache = None
+
+    def compiles(self) -> int:
+        """Programs compiled in this process since this was made; engines of equal shapes share them."""
+        return _cache_sizes() - self._compiled_before
+
+
+def _cache_sizes() -> int:
+    return sum(f._cache_size() for f in (_prefill, _decode, _copy))
+
+
+@partial(jax.jit, static_argnames=("config", "context"), donate_argnames="cache")
+def _prefill(params, config, cache, rows, tokens, start, n_new, *, context):
+    return generate.prefill(params, config, cache, rows, tokens, start, n_new, context=context)[0]
+
+
+@partial(jax.jit, static_argnames=("config", "context", "n", "truncated"), donate_argnames="cache")
+def _decode(params, config, cache, lanes, end_ids, *, context, n, truncated):
+    cut = {"top_k": lanes.top_k, "top_p": lanes.top_p} if truncated else {}
+    return generate.decode_round(
+        params, config, cache, lanes.rows, lanes.last, lanes.lengths,
+        jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, lanes.remaining,
+        end_ids=end_ids, n=n, context=context, **cut,
+    )  # fmt: skip
+
+
+@partial(jax.jit, donate_argnames="cache")
+def _copy(cache, source, targets):
+    return kv_cache.copy_row(cache, source, targets)

@@ -1,0 +1,446 @@
+"""Environment threads around one engine: groups in, finished groups out.
+
+A job is one episode: (ticket, task, member). Each thread `env-i` owns one world. A group leaves the table whichever way its members
+end: scored, left out as ENV_ERROR after the retry budget, or CANCELLED by `close`. A world that raises, answers garbage or hangs
+past its deadline is data; anything else that raises is a fault of the program and reaches whoever waits for groups.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envs.base import Env, EnvError, Task
+from models.sampling import Sampling
+from rl.rollout.engine import EngineClosed, request_key
+from rl.rollout.worker import run_episode
+from rl.types import Status, Trajectory
+
+
+class PoolError(RuntimeError):
+    """The pool cannot go on; the message and `__cause__` say why."""
+
+
+class PoolClosed(PoolError):
+    """The pool was closed while the caller waited, or before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The episodes of one ticket, by member. `dropped`: too few were scored to compare; the ticket's place goes to the next."""
+
+    ticket: int
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    dropped: bool
+    retries: int
+
+
+@dataclasses.dataclass(eq=False)
+class _Open:
+    """A group on the table."""
+
+    ticket: int
+    task: Task
+    sampling: Sampling
+    seed: int
+    inbox: deque  # where the finished group goes
+    ended: dict[int, Trajectory | None]
+    attempts: list[int]
+    retries: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class _Slot:
+    """One environment thread and what it is doing now."""
+
+    index: int
+    thread: threading.Thread | None = None
+    job: tuple[_Open, int] | None = None
+    session: Any = None
+    call_since: float | None = None  # monotonic seconds at which the running world call began
+    lost: bool = False
+
+
+class Pool:
+    """`threads` worlds playing episodes against one engine.
+
+    `make_env` makes one world, in the thread that plays it. `episode` is `rl.rollout.worker.run_episode`, called as
+    `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs the world its
+    thread. A member that ended as ENV_ERROR is tried `retries` times more, a group `group_retries` times in all; with fewer than
+    `min_scored` scored members the group is dropped. `max_groups` bounds the groups submitted and not yet taken.
+    `failures_in_row` world errors without one scored episode between, or `watchdog_s` without any progress, are fatal.
+    """
+
+    def __init__(
+        self,
+        engine,
+        make_env: Callable[[], Env],
+        codec,
+        *,
+        threads: int,
+        seed: int,
+        sampling: Sampling,
+        call_deadline_s: float,
+        retries: int = 2,
+        group_retries: int = 8,
+        min_scored: int = 2,
+        max_groups: int | None = None,
+        failures_in_row: int = 256,
+        watchdog_s: float = 600.0,
+        episode: Callable[..., Trajectory] = run_episode,
+        **limits: Any,
+    ):
+        if threads < 1 or retries < 0 or group_retries < 0 or min_scored < 1 or call_deadline_s <= 0 or watchdog_s <= 0:
+            raise ValueError(
+                f"Pool: got {threads=} {retries=} {group_retries=} {min_scored=} {call_deadline_s=} {watchdog_s=}; "
+                "want at least one thread, one scored member, no negative budget and positive seconds"
+            )
+        self._engine, self._make_env, self._codec = engine, make_env, codec
+        self._seed, self._sampling = seed, sampling
+        self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
+        self._retries, self._group_retries, self._min_scored = retries, group_retries, min_scored
+        self._max_groups = max_groups
+        self._failures_in_row = failures_in_row
+        self._episode, self._limits = episode, limits
+
+        self._lock = threading.Condition()  # guards all below
+        self._jobs: deque[tuple[_Open, int]] = deque()
+        self._groups: set[_Open] = set()
+        self._results: deque[Group] = deque()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._progress_s = time.monotonic()
+        self._failed_in_row = 0
+        self._counts = dict.fromkeys(
+            ("groups_submitted", "groups_done", "groups_dropped", "groups_cancelled", "episodes", "env_errors", "retries", "lost_threads"), 0
+        )
+        self._slots: list[_Slot] = []
+        self._lost: list[_Slot] = []
+        with self._lock:
+            for index in range(threads):
+                self._start_slot(index)
+        self._supervisor = threading.Thread(target=self._supervise, name="pool-supervisor", daemon=True)
+        self._supervisor.start()
+
+    # Callers
+
+    def submit_group(self, ticket: int, task: Task, size: int) -> None:
+        """Queue `size` episodes of `task`; blocks while `max_groups` are submitted and not yet taken.
+
+        Member m samples with `request_key(seed, ticket, m)`. Errors: PoolClosed after `close`; PoolError when the pool has failed.
+        """
+        self._submit(ticket, task, size, self._sampling, self._seed, self._results)
+
+    def next_group(self, timeout_s: float | None = None) -> Group:
+        """The next finished group, in order of completion; after `close`, those that had finished before.
+
+        Errors: TimeoutError after `timeout_s`; PoolClosed after `close`; PoolError, with its cause, when the pool has failed or when
+        nothing was submitted that could still finish.
+        """
+        return self._take(self._results, timeout_s)
+
+    def run_many(
+        self,
+        tasks: Sequence[Task],
+        *,
+        samples: int = 1,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        first_ticket: int = 0,
+        on_group: Callable[[Group], None] = lambda group: None,
+    ) -> list[Group]:
+        """Play each task `samples` times, in the order of `tasks`: for evaluation. Its groups never mix with `next_group`'s.
+
+        Task i has ticket `first_ticket + i` under `seed` (the pool's own by default). `on_group` is called at each completion.
+        Errors: as `next_group`.
+        """
+        inbox: deque[Group] = deque()
+        for i, task in enumerate(tasks):
+            self._submit(first_ticket + i, task, samples, sampling or self._sampling, self._seed if seed is None else seed, inbox, bounded=False)
+        groups: dict[int, Group] = {}
+        for _ in tasks:
+            group = self._take(inbox, None)
+            groups[group.ticket] = group
+            on_group(group)
+        return [groups[ticket] for ticket in sorted(groups)]
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start (`groups_*`, `episodes`, `env_errors`, `retries`, `lost_threads`) and the state now."""
+        with self._lock:
+            waiting = len(self._results)
+            threads = sum(s.thread is not None and s.thread.is_alive() for s in self._slots)
+            hung = sum(s.thread is not None and s.thread.is_alive() for s in self._lost)
+            return {**self._counts, "groups_open": len(self._groups), "groups_waiting": waiting, "live_threads": threads, "hung_threads": hung}
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Cancel what runs, wake whoever waits, join every thread; idempotent. True when no thread but a hung one is left.
+
+        The engine is not the pool's and stays open, with no session of this pool.
+        """
+        until = time.monotonic() + timeout_s
+        self._stop.set()
+        with self._lock:
+            sessions = [s.session for s in self._slots + self._lost if s.session is not None]
+            self._jobs.clear()
+            self._lock.notify_all()
+        for session in sessions:
+            session.close()  # wakes a thread that waits for tokens
+        for slot in list(self._slots):
+            slot.thread.join(max(0.0, until - time.monotonic()))
+        self._supervisor.join(max(0.1, until - time.monotonic()))
+        with self._lock:
+            for slot in [s for s in self._slots if s.thread.is_alive()]:
+                self._lose(slot)  # still inside a world's call: nothing can interrupt it
+            for group in list(self._groups):
+                for member in [m for m, t in group.ended.items() if t is None]:
+                    self._end(group, member, _empty(group, member, Status.CANCELLED, "the pool was closed"))
+            return not self._supervisor.is_alive()
+
+    # The table of groups (all under the lock)
+
+    def _submit(self, ticket, task, size, sampling, seed, inbox, bounded: bool = True) -> None:
+        if size < 1:
+            raise ValueError(f"group {ticket}: got size {size}, want at least 1")
+        with self._lock:
+            if bounded and self._max_groups is not None:
+                self._lock.wait_for(lambda: self._ended() or len(self._groups) + len(self._results) < self._max_groups)
+            self._raise_if_ended()
+            group = _Open(ticket, task, sampling, seed, inbox, dict.fromkeys(range(size)), [0] * size)
+            if not self._groups:
+                self._progress_s = time.monotonic()  # an idle pool is not a stuck one
+            self._groups.add(group)
+            self._counts["groups_submitted"] += 1
+            self._jobs.extend((group, member) for member in range(size))
+            self._lock.notify_all()
+
+    def _take(self, inbox: deque, timeout_s: float | None) -> Group:
+        with self._lock:
+            if not inbox and not self._groups and not self._ended():
+                raise PoolError("next_group: no group is open and none is waiting, so none can come; call submit_group first")
+            if not self._lock.wait_for(lambda: inbox or self._ended(), timeout_s):
+                raise TimeoutError(f"next_group: none of {len(self._groups)} open groups finished in {timeout_s} s")
+            if self._failure is not None or not inbox:
+                self._raise_if_ended()
+            group = inbox.popleft()
+            self._lock.notify_all()  # a bounded submit may go on
+            return group
+
+    def _ended(self) -> bool:
+        return self._failure is not None or self._stop.is_set()
+
+    def _raise_if_ended(self) -> None:
+        if self._failure is not None:
+            raise PoolError(f"the rollout pool has failed: {type(self._failure).__name__}: {self._failure}") from self._failure
+        if self._stop.is_set():
+            raise PoolClosed("the rollout pool is closed; make a new Pool")
+
+    def _end(self, group: _Open, member: int, trajectory: Trajectory) -> None:
+        """One attempt of a member is over: retry it, or record it and, with the last one, deliver the group."""
+        if group.ended[member] is not None:
+            return
+        self._progress_s = time.monotonic()
+        self._counts["episodes"] += 1
+        if trajectory.status is Status.ENV_ERROR:
+            self._counts["env_errors"] += 1
+            self._failed_in_row += 1
+            if self._failed_in_row >= self._failures_in_row and self._failure is None:
+                note = trajectory.facts.get("error", "no note")
+                self._fail(EnvError(f"{self._failed_in_row} episodes in a row ended as ENV_ERROR; the last: {note}. Is the world up?"))
+            group.attempts[member] += 1
+            if group.attempts[member] <= self._retries and group.retries < self._group_retries and not self._ended():
+                group.retries += 1
+                self._counts["retries"] += 1
+                self._jobs.appendleft((group, member))  # first in line, so that its group does not wait for it at the end
+                self._lock.notify_all()
+                return
+        elif trajectory.status.scored:
+            self._failed_in_row = 0
+        group.ended[member] = trajectory
+        if all(t is not None for t in group.ended.values()):
+            self._deliver(group)
+
+    def _deliver(self, group: _Open) -> None:
+        self._groups.discard(group)
+        trajectories = tuple(group.ended.values())
+        cancelled = any(t.status is Status.CANCELLED for t in trajectories)
+        dropped = sum(t.status.scored for t in trajectories) < min(self._min_scored, len(trajectories))
+        self._counts["groups_cancelled" if cancelled else "groups_dropped" if dropped else "groups_done"] += 1
+        if not (cancelled and self._stop.is_set()):  # nobody waits for what close() cut: it is only counted
+            group.inbox.append(Group(group.ticket, group.task, trajectories, dropped or cancelled, group.retries))
+        self._lock.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            logging.error("rollout pool: %s: %s", type(error).__name__, error)
+        self._jobs.clear()
+        self._lock.notify_all()
+
+    # Environment threads
+
+    def _start_slot(self, index: int) -> None:
+        slot = _Slot(index)
+        slot.thread = threading.Thread(target=self._work, args=(slot,), name=f"env-{index}", daemon=True)
+        self._slots.append(slot)
+        slot.thread.start()
+
+    def _work(self, slot: _Slot) -> None:
+        env: _Timed | None = None
+        try:
+            while True:
+                with self._lock:
+                    self._lock.wait_for(lambda: self._ended() or slot.lost or self._jobs)
+                    if self._ended() or slot.lost:
+                        return
+                    slot.job = self._jobs.popleft()
+                group, member = slot.job
+                trajectory, env = self._play(slot, env, group, member)
+                with self._lock:
+                    if slot.lost:  # its member was ended by the supervisor, and another thread has its place
+                        return
+                    slot.job = None
+                    self._end(group, member, trajectory)
+        except BaseException as error:  # a fault of the program: whoever waits must hear of it
+            with self._lock:
+                if not slot.lost and not self._stop.is_set():
+                    self._fail(error)
+        finally:
+            if env is not None:
+                env.discard()
+
+    def _play(self, slot: _Slot, env: "_Timed | None", group: _Open, member: int) -> "tuple[Trajectory, _Timed | None]":
+        """One attempt of one episode. The world is kept for the next one only when this one ended well."""
+        try:
+            if env is None:
+                env = _Timed(slot, self._make_env)
+            session = self._open(slot, group, member)
+        except EnvError as error:
+            return _empty(group, member, Status.ENV_ERROR, repr(error)), None
+        if session is None:
+            return _empty(group, member, Status.CANCELLED, "the pool was closed"), env
+        try:
+            limits = {**self._limits, "call_deadline_s": self._call_deadline_s}
+            trajectory = self._episode(env, group.task, self._codec, session, ticket=group.ticket, member=member, **limits)
+        except EnvError as error:
+            trajectory = _empty(group, member, Status.ENV_ERROR, repr(error))
+        finally:
+            session.close()
+            slot.session = None
+        if not isinstance(trajectory, Trajectory):
+            raise TypeError(f"episode of task {group.task.task_id!r}: got {type(trajectory).__name__}, want a Trajectory")
+        if trajectory.status is Status.ENV_ERROR:
+            env.discard()  # whatever broke may have left it half-way
+            env = None
+        return trajectory, env
+
+    def _open(self, slot: _Slot, group: _Open, member: int):
+        key = request_key(group.seed, group.ticket, member)
+        while not self._ended() and not slot.lost:
+            try:
+                session = self._engine.open(key, group.sampling, timeout_s=0.5)  # bounded, so that close() is noticed
+            except TimeoutError:
+                continue
+            except EngineClosed:
+                if self._ended():
+                    return None
+                raise
+            with self._lock:
+                slot.session = session
+                ended = self._ended()  # close() may have looked for sessions just before
+            if not ended:
+                return session
+            session.close()
+        return None
+
+    # The supervisor
+
+    def _supervise(self) -> None:
+        """Replace threads whose world hangs; notice when nothing moves any more."""
+        try:
+            while not self._stop.is_set():
+                self._stop.wait(self._inspect())
+        except BaseException as error:
+            with self._lock:
+                self._fail(error)
+
+    def _inspect(self) -> float:
+        """Look at every running call once; the seconds until the next look."""
+        with self._lock:
+            now = time.monotonic()
+            hung = [s for s in self._slots if s.call_since is not None and now - s.call_since > self._call_deadline_s]
+            sessions = [self._replace(slot) for slot in hung]
+            if self._groups and self._failure is None and now - self._progress_s > self._watchdog_s:
+                engine = self._engine.stats()
+                self._fail(PoolError(f"no episode ended in {self._watchdog_s} s, {len(self._groups)} groups open; engine: {engine}"))
+            # A call that begins later has a later deadline: the earliest of those running now is the next to look at.
+            due = [since + self._call_deadline_s for s in self._slots if (since := s.call_since) is not None]
+            pause = min([*due, now + self._call_deadline_s, now + self._watchdog_s]) - now
+        for session in sessions:
+            if session is not None:
+                session.close()
+        return max(pause, 0.0) + 0.01
+
+    def _replace(self, slot: _Slot):
+        seconds = time.monotonic() - slot.call_since
+        job, session = slot.job, slot.session
+        self._lose(slot)
+        logging.warning("env-%d: a world call hangs for %.1f s; its thread is replaced", slot.index, seconds)
+        if not self._ended():
+            self._start_slot(slot.index)
+        if job is not None:
+            note = f"the world's call ran {seconds:.1f} s, deadline {self._call_deadline_s} s"
+            self._end(*job, _empty(*job, Status.ENV_ERROR, note))
+        return session
+
+    def _lose(self, slot: _Slot) -> None:
+        slot.lost = True
+        self._slots.remove(slot)
+        self._lost.append(slot)
+        self._counts["lost_threads"] += 1
+
+
+class _Timed:
+    """A world whose calls are on the clock and whose failures, of whatever type, come out as EnvError."""
+
+    def __init__(self, slot: _Slot, make_env: Callable[[], Env]):
+        self._slot = slot
+        self._env = self._call("make_env", make_env)
+
+    @property
+    def spec(self):
+        return self._env.spec
+
+    def reset(self, task: Task):
+        return self._call("reset", self._env.reset, task)
+
+    def step(self, action: str):
+        return self._call("step", self._env.step, action)
+
+    def close(self) -> None:
+        """Nothing: the thread closes its world, with `discard`."""
+
+    def discard(self) -> None:
+        """Close the world; a world that fails even at this is only logged."""
+        try:
+            self._call("close", self._env.close)
+        except EnvError as error:
+            logging.warning("env-%d: %s", self._slot.index, error)
+
+    def _call(self, name: str, fn: Callable, *args):
+        self._slot.call_since = time.monotonic()
+        try:
+            return fn(*args)
+        except EnvError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{name}: {type(error).__name__}: {error}") from error
+        finally:
+            self._slot.call_since = None
+
+
+def _empty(group: _Open, member: int, status: Status, note: str) -> Trajectory:
+    return Trajectory(group.task.task_id, group.ticket, member, status, (), {"success": False, "error": note}, {})

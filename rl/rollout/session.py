@@ -1,0 +1,95 @@
+"""A session, as its one user sees it, and the turn that it waits for. Made by rl/rollout/engine.py."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import UInt32
+
+from models.sampling import Sampling
+from rl.types import Turn
+
+if TYPE_CHECKING:
+    from rl.rollout.engine import Engine
+
+
+class EngineError(RuntimeError):
+    """The engine's thread has died; the message and `__cause__` say of what."""
+
+
+class EngineClosed(RuntimeError):
+    """A session was asked of an engine that is closed, or closed while the caller waited."""
+
+
+class CapacityError(ValueError):
+    """The ids do not fit the cache row of a session."""
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """One turn in flight. `first` is the index of its first sampled token in the session's ids."""
+
+    session: "Session"
+    before: int  # length of the ids before the call: where a cancelled call goes back to
+    first: int
+    max_tokens: int
+    stop: tuple[str, ...]
+    end_ids: tuple[int, ...]  # sampling one of these ends the lane on the device
+    logp: list[float] = dataclasses.field(default_factory=list)
+    version: list[int] = dataclasses.field(default_factory=list)
+    waited: int = 0  # device programs that ran without it
+    reason: str | None = None
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+
+class Session:
+    """A sequence of ids that the engine continues; made by `Engine.open`, used by one thread at a time."""
+
+    def __init__(self, engine: "Engine", row: int, key: UInt32[np.ndarray, "2"], sampling: Sampling):
+        self._engine, self.row, self.key, self.sampling = engine, row, key, sampling
+        self.closed = False
+        self._ids: list[int] = []
+        self._cached = 0  # leading ids whose KV in the row is of the current weights
+        self._request: Request | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """Everything consumed and sampled so far."""
+        return list(self._ids)
+
+    def generate(self, new_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), deadline_s: float | None = None) -> Turn:
+        """Consume `new_ids`, then sample up to `max_tokens` tokens.
+
+        The turn ends with "stop" at the token whose text completes a stop string (kept; the text is that of the turn's ids alone), with
+        "end" at an end id (kept), with "length" at `max_tokens` or a full row, with "closed" when session or engine are closed meanwhile.
+        Errors: CapacityError if `new_ids` leave no room for a token; TimeoutError after `deadline_s` seconds; either leaves the session as
+        it was before the call. EngineError when the engine's thread died.
+        """
+        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s)
+
+    def fork(self, n: int, *, keys: Sequence[UInt32[np.ndarray, "2"]] | None = None, timeout_s: float | None = None) -> "list[Session]":
+        """`n` new sessions with these ids and a copy of this KV; session i samples with keys[i], or fold_in(key, 2³¹ + i).
+
+        Blocks until `n` rows are free: threads that all hold sessions and wait for forks wait for each other, so give `timeout_s`
+        where that can be. Errors: as `Engine.open`.
+        """
+        return self._engine._fork(self, n, keys, timeout_s)
+
+    def close(self) -> None:
+        """Free the row and end a call in flight with "closed"; idempotent."""
+        self._engine._close_session(self)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def first_stop(view: Callable[[list[int]], str], ids: list[int], seen: int, stop: Sequence[str]) -> int | None:
+    """Least n > `seen` such that the text of ids[:n] holds a stop string; None if there is none. ids[:seen] is known to hold none."""
+    if not stop or not any(s in view(ids) for s in stop):
+        return None
+    return next(n for n in range(seen + 1, len(ids) + 1) if any(s in view(ids[:n]) for s in stop))

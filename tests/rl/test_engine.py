@@ -1,0 +1,310 @@
+"""The engine's turns end where they should, its rows are never leaked, and no caller waits for ever."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import transformer
+from models.config import ModelConfig
+from models.sampling import Sampling
+from rl.rollout.engine import CapacityError, Engine, EngineClosed, EngineError, first_stop, request_key
+from rl.rollout.weights import snapshot
+
+CONFIG = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
+END = 63
+GREEDY = Sampling(greedy=True)
+PROMPT = [5, 9, 2, 7, 11]
+
+
+def view(ids):
+    """One printable character an id: id 0 is '0'."""
+    return "".join(chr(48 + i) for i in ids)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return transformer.init(CONFIG, jax.random.key(0))
+
+
+def make_engine(params, **kwargs):
+    options = {
+        "version": 0, "lanes": 3, "residents": 4, "capacity": 48, "view": view, "end_ids": (), "round_tokens": 4,
+        "prefill_rows": 2, "prefill_chunk": 8, "contexts": (16, 48), **kwargs,
+    }  # fmt: skip
+    return Engine(CONFIG, params, **options)
+
+
+@pytest.fixture
+def engine(params):
+    engine = make_engine(params)
+    yield engine
+    engine.close()
+
+
+def key(i):
+    return request_key(1, i, 0)
+
+
+def greedy_by_apply(params, ids, n):
+    """The reference: a whole forward pass for each token."""
+    ids = list(ids)
+    for _ in range(n):
+        tokens = jnp.array([ids + [0] * (48 - len(ids))])
+        segment = (jnp.arange(48) < len(ids)).astype(jnp.int32)[None]
+        hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
+        ids.append(int(jnp.argmax(transformer.unembed(params, CONFIG, hidden)[0, len(ids) - 1])))
+    return ids
+
+
+def slow(engine, monkeypatch, seconds=0.02, before=lambda: None):
+    decode = engine._device.decode
+
+    def slower(*args, **kwargs):
+        before()
+        time.sleep(seconds)
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(engine._device, "decode", slower)
+
+
+def in_thread(call):
+    out = []
+
+    def run():
+        try:
+            out.append(call())
+        except Exception as error:
+            out.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, out
+
+
+@pytest.mark.parametrize("member", [0, 3, 2**31 + 1])
+@pytest.mark.parametrize("ticket", [0, 17, 2**32 - 1])
+def test_request_key_is_the_fold_in_chain(ticket, member):
+    want = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), np.uint32(ticket)), np.uint32(member))
+    np.testing.assert_array_equal(request_key(5, ticket, member), jax.random.key_data(want))
+
+
+def test_greedy_equals_the_uncached_forward_over_turns(engine, params):
+    session = engine.open(key(0), GREEDY)
+    turn = session.generate(PROMPT, max_tokens=6)
+    ids = greedy_by_apply(params, PROMPT, 6)
+    assert (PROMPT + turn.ids, turn.reason, len(turn.logp), turn.version) == (ids, "length", 6, [0] * 6)
+    turn = session.generate([1, 2, 3], max_tokens=9)
+    assert session.ids == greedy_by_apply(params, ids + [1, 2, 3], 9)
+    assert session.generate([], max_tokens=2).ids == greedy_by_apply(params, session.ids[:-2], 2)[-2:]
+
+
+@pytest.mark.parametrize("prompt_tokens, max_tokens", [(40, 7), (40, 8), (40, 9), (46, 5), (47, 1)])
+def test_capacity_ends_with_length_and_never_overwrites(engine, params, prompt_tokens, max_tokens):
+    """CASES D7: prompt + max_tokens = capacity - 1, capacity, capacity + 1 and more."""
+    prompt = [i * 7 % 61 for i in range(prompt_tokens)]
+    session = engine.open(key(0), GREEDY)
+    turn = session.generate(prompt, max_tokens=max_tokens)
+    assert len(turn.ids) == min(max_tokens, 48 - prompt_tokens) and turn.reason == "length"
+    assert session.ids == greedy_by_apply(params, prompt, len(turn.ids))
+
+
+def test_over_long_prompt_is_refused_and_leaves_the_session_as_it_was(engine, params):
+    session = engine.open(key(0), GREEDY)
+    with pytest.raises(CapacityError, match="48 ids leave no room .*capacity"):
+        session.generate([1] * 48, max_tokens=1)
+    session.generate(PROMPT, max_tokens=3)
+    with pytest.raises(CapacityError):
+        session.generate([1] * 40, max_tokens=1)
+    assert session.generate([1], max_tokens=2).ids == greedy_by_apply(params, session.ids[:-2], 2)[-2:]
+
+
+def test_first_stop_is_the_token_that_completes_the_string():
+    assert first_stop(view, [1, 2, 3], 0, ()) is None
+    assert first_stop(view, [1, 2, 3], 0, ("2",)) == 2
+    assert first_stop(view, [1, 2, 3, 2, 3], 0, ("23",)) == 3
+    assert first_stop(view, [1, 2, 3, 2, 3], 3, ("32",)) == 4  # begins in an earlier round
+    assert first_stop(view, [1, 2, 3], 0, ("9", "31")) is None
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 2, 4, 6])
+def test_stop_string_keeps_the_crossing_token_and_forgets_the_rest(engine, params, at, width):
+    """The string may lie inside a round, across two, or begin the turn; the session goes on as if nothing followed it."""
+    free = engine.open(key(3), Sampling(temperature=1.5)).generate(PROMPT, max_tokens=12)
+    stop = view(free.ids[at : at + width])
+    n = next(n for n in range(1, 13) if stop in view(free.ids[:n]))
+    session = engine.open(key(3), Sampling(temperature=1.5))
+    turn = session.generate(PROMPT, max_tokens=12, stop=("never seen", stop))
+    assert (turn.ids, turn.reason) == (free.ids[:n], "stop")
+    np.testing.assert_array_equal(turn.logp, free.logp[:n])
+    # A stop string counts in the turn's own text alone: it is not found in what came before.
+    session.sampling = GREEDY
+    assert (session.generate([1], max_tokens=4).ids) == greedy_by_apply(params, PROMPT + free.ids[:n] + [1], 4)[-4:]
+
+
+def test_end_id_is_kept_and_ends_the_turn(params):
+    free = make_engine(params)
+    ids = free.open(key(3), Sampling()).generate(PROMPT, max_tokens=12).ids
+    free.close()
+    engine = make_engine(params, end_ids=(ids[5],))
+    n = ids.index(ids[5]) + 1
+    turn = engine.open(key(3), Sampling()).generate(PROMPT, max_tokens=12, stop=(view([ids[5]]),))
+    assert (turn.ids, turn.reason) == (ids[:n], "end")
+    engine.close()
+
+
+def test_group_members_differ_under_flat_logits(params):
+    """CASES D3: 64 equal logits, 8 members, 20 tokens: two equal ones would be chance 64^-20."""
+    engine = make_engine(jax.tree.map(jnp.zeros_like, params), residents=8)
+    sessions = [engine.open(request_key(0, 0, member), Sampling()) for member in range(8)]
+    assert len({tuple(s.generate(PROMPT, max_tokens=20).ids) for s in sessions}) == 8
+    engine.close()
+
+
+def test_fork_continues_as_its_parent_would(engine):
+    parent = engine.open(key(1), Sampling())
+    parent.generate(PROMPT, max_tokens=3)
+    before = engine.stats()["tokens_prefilled"]
+    twin, other = parent.fork(2, keys=[key(1), key(2)])
+    turns = [s.generate([4, 4], max_tokens=8) for s in (parent, twin, other)]
+    assert turns[0] == turns[1] and turns[0].ids != turns[2].ids
+    assert engine.stats()["tokens_prefilled"] - before == 3 * 2  # the last sampled token and 4: no prompt again
+    with pytest.raises(TimeoutError, match="no 2 free rows of 4"):
+        twin.fork(2, timeout_s=0.01)
+    parent.close()
+    a, b = (s.generate([1], max_tokens=8).ids for s in twin.fork(2))
+    assert a != b
+
+
+def test_all_shapes_are_compiled_by_warm_up(params):
+    engine = make_engine(params)
+    engine.warm_up()
+    compiles = engine.stats()["compiles"]
+    sessions = [engine.open(key(i), s) for i, s in enumerate([GREEDY, Sampling(), Sampling(temperature=0.5)])]
+    threads = [in_thread(lambda s=s: s.generate(PROMPT * 3, max_tokens=25, stop=("zz",)))[0] for s in sessions]
+    for thread in threads:
+        thread.join()
+    engine.publish(params, 1)
+    sessions[0].fork(1)[0].generate([1], max_tokens=2)
+    assert engine.stats()["compiles"] == compiles
+    engine.close()
+
+
+def test_open_waits_its_turn_for_a_row(engine):
+    held = [engine.open(key(i), GREEDY) for i in range(4)]
+    with pytest.raises(TimeoutError, match="no 1 free rows of 4"):
+        engine.open(key(9), GREEDY, timeout_s=0.01)
+    waiting = [in_thread(lambda i=i: engine.open(key(i), GREEDY)) for i in range(2)]
+    held[0].close()
+    held[0].close()  # idempotent: one row is freed, not two
+    held[1].close()
+    for thread, _ in waiting:
+        thread.join(5)
+    rows = {s.row for _, out in waiting for s in out} | {s.row for s in held[2:]}
+    assert rows == {0, 1, 2, 3} and engine.stats()["free_rows"] == 0
+
+
+def test_deadline_leaves_the_session_as_it_was(engine, monkeypatch, params):
+    session = engine.open(key(0), GREEDY)
+    session.generate(PROMPT, max_tokens=2)
+    ids = session.ids
+    with monkeypatch.context() as patch:
+        slow(engine, patch, 0.2)
+        with pytest.raises(TimeoutError, match="no complete turn in 0.05 s"):
+            session.generate([1, 2], max_tokens=20, deadline_s=0.05)
+    assert session.ids == ids
+    assert session.generate([3], max_tokens=5).ids == greedy_by_apply(params, ids + [3], 5)[-5:]
+
+
+def test_close_wakes_everyone_and_leaves_nothing(params, monkeypatch):
+    engine = make_engine(params)
+    sessions = [engine.open(key(i), GREEDY) for i in range(4)]
+    started = threading.Event()
+    slow(engine, monkeypatch, 0.05, started.set)
+    callers = [in_thread(lambda s=s: s.generate(PROMPT, max_tokens=40)) for s in sessions]
+    callers += [in_thread(lambda: engine.open(key(9), GREEDY)) for _ in range(2)]
+    started.wait(10)
+    while engine.stats()["waiting_opens"] < 2:
+        time.sleep(0.001)
+    engine.close(5.0)
+    for thread, _ in callers:
+        thread.join(2)
+        assert not thread.is_alive()
+    assert all(out[0].reason == "closed" for _, out in callers[:4])
+    assert all(isinstance(out[0], EngineClosed) for _, out in callers[4:])
+    engine.close()  # idempotent
+    stats = engine.stats()
+    assert (stats["busy_lanes"], stats["requests"], stats["sessions"], stats["free_rows"]) == (0, 0, 0, 4)
+    assert not engine._thread.is_alive()
+    assert sessions[0].generate([1], max_tokens=1).reason == "closed"
+    for call in (lambda: engine.open(key(0), GREEDY), lambda: engine.publish(params, 1), engine.warm_up):
+        with pytest.raises(EngineClosed):
+            call()
+
+
+def test_a_session_closed_by_another_thread_ends_its_call(engine, monkeypatch, params):
+    slow(engine, monkeypatch)
+    session = engine.open(key(0), GREEDY)
+    thread, out = in_thread(lambda: session.generate(PROMPT, max_tokens=40))
+    while not engine.stats()["rounds"]:
+        time.sleep(0.001)
+    session.close()
+    thread.join(5)
+    assert out[0].reason == "closed" and engine.stats()["free_rows"] == 4
+    new = engine.open(key(0), GREEDY)
+    assert new.row == session.row  # the row is used again at once, whatever a late round still writes
+    assert new.generate([3, 1], max_tokens=9).ids == greedy_by_apply(params, [3, 1], 9)[2:]
+
+
+def test_a_dead_thread_reaches_every_caller(params, monkeypatch):
+    engine = make_engine(params)
+    sessions = [engine.open(key(i), GREEDY) for i in range(4)]
+    blocked, opened = in_thread(lambda: engine.open(key(8), GREEDY))
+
+    def broken(*args, **kwargs):
+        raise FloatingPointError("chip on fire")
+
+    monkeypatch.setattr(engine._device, "decode", broken)
+    callers = [in_thread(lambda s=s: s.generate(PROMPT, max_tokens=4)) for s in sessions]
+    for thread, out in [*callers, (blocked, opened)]:
+        thread.join(5)
+        assert isinstance(out[0], EngineError) and "chip on fire" in str(out[0])
+    for call in (
+        lambda: engine.open(key(0), GREEDY),
+        lambda: engine.publish(params, 1),
+        lambda: sessions[0].generate([1], max_tokens=1),
+        engine.warm_up,
+    ):
+        with pytest.raises(EngineError, match="FloatingPointError: chip on fire"):
+            call()
+    engine.close()
+    assert engine.stats()["sessions"] == 0
+
+
+def test_errors_name_got_and_wanted(engine, params):
+    session = engine.open(key(0), GREEDY)
+    for message, call in {
+        "max_tokens=0": lambda: session.generate([1], max_tokens=0),
+        "from 3 to 64, want 0 to 63": lambda: session.generate([3, 64], max_tokens=1),
+        "no ids for an empty session": lambda: session.generate([], max_tokens=1),
+        "non-empty": lambda: session.generate([1], max_tokens=1, stop=("",)),
+        "want uint32": lambda: engine.open(np.zeros(3, np.uint32), GREEDY),
+        "got version -1, want at least 0": lambda: engine.publish(params, -1),
+        "contexts=": lambda: make_engine(params, contexts=(16, 32)),
+        "lanes=5": lambda: make_engine(params, lanes=5),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_snapshot_survives_the_donation_of_its_source():
+    params = {"w": jnp.arange(4.0), "n": jnp.arange(3)}
+    kept = snapshot(params, 3, dtype="bfloat16")
+    same = snapshot(params, 3)
+    jax.jit(lambda p: jax.tree.map(lambda x: x * 0, p), donate_argnums=0)(params)
+    np.testing.assert_array_equal(same.params["w"], [0, 1, 2, 3])
+    assert kept.params["w"].dtype == jnp.bfloat16 and kept.params["n"].dtype == jnp.int32 and kept.version == 3

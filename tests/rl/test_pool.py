@@ -1,0 +1,323 @@
+"""The pool: a group leaves the table whichever way its members end, nobody waits for ever, and close() leaves nothing behind."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from envs.base import EnvError, EnvSpec, Observation, Step, Task
+from models.sampling import Sampling
+from rl.rollout.keys import request_key
+from rl.rollout.pool import Pool, PoolClosed, PoolError
+from rl.types import Row, Status, Trajectory
+
+TASK = Task("task-0", "toy", "train", 0, (), {})
+
+
+class FakeSession:
+    def __init__(self, engine, key):
+        self.engine, self.key, self._wake = engine, key, threading.Event()
+
+    def generate(self):
+        if self.engine.blocks:
+            self._wake.wait()
+        if self.engine.error:
+            raise self.engine.error
+        return "closed" if self._wake.is_set() else "stop"
+
+    def close(self):
+        self._wake.set()
+        self.engine.sessions.discard(self)
+
+
+class FakeEngine:
+    """Sessions with a `generate` that answers at once, or only when it is closed."""
+
+    def __init__(self, blocks=False, residents=1000, error=None):
+        self.blocks, self.residents, self.error, self.sessions, self.keys = blocks, residents, error, set(), []
+
+    def open(self, key, sampling, *, timeout_s):
+        if len(self.sessions) >= self.residents:
+            time.sleep(min(timeout_s, 0.05))
+            raise TimeoutError("no row")
+        session = FakeSession(self, key)
+        self.sessions.add(session)
+        self.keys.append(tuple(key))
+        return session
+
+    def stats(self):
+        return {"sessions": len(self.sessions)}
+
+
+class FakeEnv:
+    spec = EnvSpec("fake", (), 1)
+
+    def __init__(self, play):
+        self.play, self.closed = play, False
+
+    def reset(self, task):
+        return Observation("")
+
+    def step(self, action):
+        return self.play(action)
+
+    def close(self):
+        self.closed = True
+
+
+def row():
+    return Row(np.array([1, 2], np.int32), np.zeros(2, np.int32), np.array([False, True]), np.array([0, -1], np.float32), np.array([-1, 0], np.int32))
+
+
+def episode(env, task, codec, session, *, ticket, member, call_deadline_s):
+    """One turn of one action: its name is `ticket/member`."""
+    env.reset(task)
+    if session.generate() == "closed":
+        return Trajectory(task.task_id, ticket, member, Status.CANCELLED, (), {}, {})
+    step = env.step(f"{ticket}/{member}")
+    if not isinstance(step, Step):
+        raise EnvError(f"garbage: {step!r}")
+    return Trajectory(task.task_id, ticket, member, Status.DONE, (row(),), dict(step.facts), {})
+
+
+def ok(action):
+    return Step(Observation(""), True, {"success": True})
+
+
+def make_pool(play=ok, engine=None, **kwargs):
+    options = {"threads": 4, "seed": 7, "sampling": Sampling(), "call_deadline_s": 5.0, "episode": episode, **kwargs}
+    return Pool(engine or FakeEngine(), lambda: FakeEnv(play), None, **options)
+
+
+def env_threads():
+    return [t for t in threading.enumerate() if t.name.startswith(("env-", "pool-"))]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(env_threads())
+    yield
+    until = time.monotonic() + 2
+    while set(env_threads()) - before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not set(env_threads()) - before
+
+
+def test_groups_come_back_complete_and_in_member_order():
+    engine = FakeEngine()
+    pool = make_pool(engine=engine)
+    for ticket in range(5):
+        pool.submit_group(ticket, TASK, 3)
+    groups = sorted((pool.next_group(5) for _ in range(5)), key=lambda g: g.ticket)
+    assert [[(t.ticket, t.member) for t in g.trajectories] for g in groups] == [[(i, m) for m in range(3)] for i in range(5)]
+    assert not any(g.dropped for g in groups)
+    # Randomness is addressed, whichever thread took the job.
+    assert sorted(engine.keys) == sorted(tuple(request_key(7, t, m)) for t in range(5) for m in range(3))
+    assert pool.close()
+    stats = pool.stats()
+    assert (stats["groups_done"], stats["groups_open"], stats["live_threads"], len(engine.sessions)) == (5, 0, 0, 0)
+
+
+@pytest.mark.parametrize("pair", itertools.product(["ok", "raise", "timeout", "garbage", "cancel"], repeat=2), ids="-".join)
+def test_every_pair_of_outcomes_closes_its_group(pair):
+    """CASES E3: a group of four of which two members end in any way; the others are scored and the group is delivered."""
+    release = threading.Event()
+
+    def play(action):
+        ticket, member = action.split("/")
+        outcome = pair[int(member)] if int(member) < 2 else "ok"
+        if outcome == "raise":
+            raise KeyError("world")
+        if outcome == "timeout":
+            release.wait(10)
+        return [] if outcome == "garbage" else ok(action)
+
+    def cancelling(env, task, codec, session, *, ticket, member, call_deadline_s):
+        if member < 2 and pair[member] == "cancel":
+            session.close()
+        return episode(env, task, codec, session, ticket=ticket, member=member, call_deadline_s=call_deadline_s)
+
+    engine = FakeEngine()
+    pool = make_pool(play, engine, call_deadline_s=0.05, retries=1, episode=cancelling)
+    pool.submit_group(0, TASK, 4)
+    group = pool.next_group(5)
+    want = {"ok": Status.DONE, "cancel": Status.CANCELLED}
+    assert [t.status for t in group.trajectories] == [want.get(o, Status.ENV_ERROR) for o in pair] + [Status.DONE] * 2
+    assert group.retries == sum(o in ("raise", "timeout", "garbage") for o in pair)
+    assert group.dropped == ("cancel" in pair)
+    assert pool.stats()["groups_open"] == 0
+    assert pool.stats()["lost_threads"] == 2 * pair.count("timeout")
+    release.set()
+    assert pool.close()
+    assert not engine.sessions
+
+
+def test_a_retry_may_succeed_and_the_world_is_a_fresh_one():
+    failed, made = set(), []
+
+    def play(action):
+        if action not in failed:
+            failed.add(action)
+            raise OSError("flaky")
+        return ok(action)
+
+    def make_env():
+        made.append(FakeEnv(play))
+        return made[-1]
+
+    pool = Pool(FakeEngine(), make_env, None, threads=1, seed=0, sampling=Sampling(), call_deadline_s=5, episode=episode)
+    pool.submit_group(0, TASK, 2)
+    group = pool.next_group(5)
+    assert [t.status for t in group.trajectories] == [Status.DONE] * 2 and group.retries == 2
+    assert pool.close()
+    assert len(made) == 3 and all(env.closed for env in made)  # the first, and one after each error
+
+
+def test_too_few_scored_members_drop_the_group_within_the_budget():
+    attempts = []
+
+    def play(action):
+        attempts.append(action)
+        if action.endswith("/0"):
+            return ok(action)
+        raise OSError("down for good")
+
+    pool = make_pool(play, retries=2, group_retries=3)
+    pool.submit_group(0, TASK, 3)
+    group = pool.next_group(5)
+    assert group.dropped and group.retries == 3 and len(attempts) == 3 + 3
+    assert [t.status.scored for t in group.trajectories] == [True, False, False]
+    assert "down for good" in group.trajectories[1].facts["error"]
+    assert pool.stats()["groups_dropped"] == 1
+    assert pool.close()
+
+
+def test_hung_world_is_abandoned_and_its_place_filled():
+    """Every thread hangs once; the pool still plays on, and close() counts what it could not join."""
+    release = threading.Event()
+
+    def play(action):
+        if action.startswith("0/"):
+            release.wait(10)
+        return ok(action)
+
+    engine = FakeEngine()
+    pool = make_pool(play, engine, threads=2, call_deadline_s=0.05, retries=0)
+    pool.submit_group(0, TASK, 2)
+    pool.submit_group(1, TASK, 2)
+    groups = {g.ticket: g for g in (pool.next_group(5), pool.next_group(5))}
+    assert groups[0].dropped and "deadline" in groups[0].trajectories[0].facts["error"]
+    assert [t.status for t in groups[1].trajectories] == [Status.DONE] * 2
+    assert not engine.sessions  # a hung thread holds no row
+    began = time.monotonic()
+    assert pool.close(2.0) and time.monotonic() - began < 2
+    assert (pool.stats()["lost_threads"], pool.stats()["hung_threads"]) == (2, 2)
+    release.set()
+
+
+def test_close_is_bounded_with_blocked_producers_generation_and_consumer():
+    """CASES E1: three producers blocked in submit, all threads blocked in generate or open, one consumer blocked."""
+    engine = FakeEngine(blocks=True, residents=2)
+    pool = make_pool(engine=engine, max_groups=1)
+    pool.submit_group(0, TASK, 4)
+    ends = []
+
+    def blocked(call):
+        try:
+            call()
+            ends.append(None)
+        except PoolError as error:
+            ends.append(type(error))
+
+    callers = [threading.Thread(target=blocked, args=(lambda i=i: pool.submit_group(i, TASK, 2),)) for i in (1, 2, 3)]
+    for caller in callers:
+        caller.start()
+    while len(engine.sessions) < 2:
+        time.sleep(0.001)
+    began = time.monotonic()
+    assert pool.close()
+    for caller in callers:
+        caller.join(1)
+    assert time.monotonic() - began < 2
+    assert ends == [PoolClosed] * 3
+    with pytest.raises(PoolClosed, match="closed"):
+        pool.next_group(0)
+    assert pool.close()  # idempotent
+    stats = pool.stats()
+    assert (stats["groups_open"], stats["groups_cancelled"], stats["live_threads"], len(engine.sessions)) == (0, 1, 0, 0)
+
+
+def test_a_consumer_blocked_in_next_group_wakes_on_close():
+    pool = make_pool(engine=FakeEngine(blocks=True))
+    pool.submit_group(0, TASK, 1)
+    timer = threading.Timer(0.05, pool.close)
+    timer.start()
+    with pytest.raises(PoolClosed):
+        pool.next_group(5)
+    timer.join()
+
+
+def test_a_dead_producer_reaches_the_consumer():
+    """CASES E2: whatever is not the world's fault ends the run, naming the cause."""
+    pool = make_pool(engine=FakeEngine(error=RuntimeError("device lost")))
+    pool.submit_group(0, TASK, 4)
+    with pytest.raises(PoolError, match="RuntimeError: device lost") as caught:
+        pool.next_group(5)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(PoolError, match="device lost"):
+        pool.submit_group(1, TASK, 4)
+    assert pool.close() and pool.stats()["groups_open"] == 0
+
+
+def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row():
+    def play(action):
+        raise ConnectionError("no route to the world")
+
+    pool = make_pool(play, retries=1, failures_in_row=6)
+    with pytest.raises(PoolError, match="6 episodes in a row .* no route to the world"):
+        for ticket in range(10):
+            pool.submit_group(ticket, TASK, 2)
+            assert pool.next_group(5).dropped
+    assert pool.close()
+
+
+def test_a_world_that_cannot_be_made_is_the_worlds_fault():
+    def make_env():
+        raise OSError("no disk")
+
+    pool = Pool(FakeEngine(), make_env, None, threads=2, seed=0, sampling=Sampling(), call_deadline_s=5, episode=episode, retries=0)
+    pool.submit_group(0, TASK, 2)
+    assert "no disk" in pool.next_group(5).trajectories[0].facts["error"]
+    assert pool.close()
+
+
+def test_no_progress_is_noticed():
+    pool = make_pool(engine=FakeEngine(blocks=True), watchdog_s=0.1)
+    pool.submit_group(0, TASK, 2)
+    with pytest.raises(PoolError, match="no episode ended in 0.1 s, 1 groups open"):
+        pool.next_group(5)
+    assert pool.close()
+
+
+def test_run_many_keeps_the_order_of_tasks_and_apart_from_training_groups():
+    pool = make_pool(min_scored=1)
+    pool.submit_group(100, TASK, 2)
+    tasks = [Task(f"task-{i}", "toy", "test", i, (), {}) for i in range(7)]
+    groups = pool.run_many(tasks, samples=2, sampling=Sampling(greedy=True), seed=3)
+    assert [g.task.task_id for g in groups] == [t.task_id for t in tasks]
+    assert all(len(g.trajectories) == 2 and not g.dropped for g in groups)
+    assert pool.next_group(5).ticket == 100
+    assert pool.close()
+
+
+def test_errors_name_the_remedy():
+    pool = make_pool()
+    with pytest.raises(PoolError, match="call submit_group first"):
+        pool.next_group(1)
+    with pytest.raises(ValueError, match="size 0"):
+        pool.submit_group(0, TASK, 0)
+    assert pool.close()
+    with pytest.raises(ValueError, match="threads=0"):
+        make_pool(threads=0)

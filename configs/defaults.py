@@ -42,7 +42,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.batch = ml_collections.ConfigDict()  # packed rows: the shapes that train_step compiles for
     c.batch.length = 384  # tokens a row
-    c.batch.rows = 96  # rows at most, RL
+    c.batch.rows = 128  # rows at most, RL: an episode may fill one
     c.batch.micro_rows = 4
     c.batch.logp_chunk = 384
 

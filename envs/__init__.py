@@ -3,7 +3,9 @@
 import importlib
 from typing import Any
 
-from envs.base import World
+import numpy as np
+
+from envs.base import Task, World
 
 WORLDS: dict[str, str] = {
     "search": "envs.search.world:make_world",
@@ -22,3 +24,20 @@ def make_world(name: str, **options: Any) -> World:
         known = sorted(set(make.__annotations__) - {"return"})
         raise ValueError(f"world {name}: got options {unknown}, want some of {known}")
     return make(**options)
+
+
+def choose_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:
+    """`n` tasks of a split, chosen and ordered by `seed`; a larger `n` begins with the same. Raises ValueError if it has fewer."""
+    tasks = world.tasks(split)
+    if n > len(tasks):
+        raise ValueError(f"got n={n} tasks, but {split!r} has {len(tasks)}; lower n, or raise the world's option sizes")
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(tasks))
+    return [tasks[int(i)] for i in order[:n]]
+
+
+def task_at(world: World, split: str, index: int) -> Task:
+    """Task `index` of a split. Raises ValueError beyond its end."""
+    tasks = world.tasks(split)
+    if not 0 <= index < len(tasks):
+        raise ValueError(f"task index: got {index}, want 0 to {len(tasks) - 1} in {split!r}")
+    return tasks[index]

@@ -92,3 +92,4 @@ class World:
     tasks: Callable[[str], Sequence[Task]]  # split -> tasks, random access, O(1) memory per look-up
     policies: Mapping[str, Callable[[Task], ScriptedPolicy]]  # "gold", "noop", "wrong", "cheat:NAME"
     demonstrate: Callable[[Task, int], ScriptedPolicy] | None = None  # (task, seed) -> imperfect demonstrator
+    demonstrated_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # differs when demonstrations would

@@ -25,7 +25,7 @@ VERSION = "1.0.0"  # of the record layouts below: raise it when one changes
 MANIFEST = "manifest.json"
 
 
-class DatasetError(Exception):
+class DatasetError(ValueError):
     """A dataset is missing, stale or damaged; the message names the file and the remedy."""
 
 

@@ -20,7 +20,7 @@ from models.config import ModelConfig
 from models.sampling import Sampling
 from models.sharding import make_mesh
 from models.tokenizer import load_tokenizer, train_tokenizer
-from rl.curriculum import permutation
+from rl.curriculum import fingerprint, permutation
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
 from rl.metrics.success import summarise
@@ -28,7 +28,7 @@ from rl.rewards import outcome
 from rl.rewards.compose import RewardTerm
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
-from rl.rollout.pool import Group, Pool
+from rl.rollout.pool import Pool
 from rl.rollout.worker import transcribe
 from rl.types import TrajectoryBatch
 
@@ -72,12 +72,16 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     """`plan.n_demos` scripted, imperfect episodes on training tasks: played once, then kept as a TFDS dataset."""
     if world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start from a checkpoint with --init")
-    made_by = {
-        "world": plan.world,
-        "options": json.loads(json.dumps(dict(plan.world_options), default=str)),
-        "n": plan.n_demos,
-        "seed": plan.seed,
-    }
+    made_by = _as_json(
+        {
+            "world": plan.world,
+            "options": plan.world_options,
+            "tasks": fingerprint(world.tasks("train")),
+            "by": world.demonstrated_by,
+            "n": plan.n_demos,
+            "seed": plan.seed,
+        }
+    )
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(plan.world_options.get("data_dir", f"data/{plan.world}"))
     name = f"{plan.world}_demonstrations_{digest}"
@@ -86,6 +90,11 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
             {"train": _demonstrate(world, plan.n_demos, plan.seed)}, folder, name=name, options=made_by
         )
     return dataset.read_demonstrations(folder, "train", name=name, options=made_by)
+
+
+def _as_json(tree: Any) -> Any:
+    """`tree` as it comes back from a JSON file."""
+    return json.loads(json.dumps(tree, default=dict))
 
 
 def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]:
@@ -125,26 +134,10 @@ def stop_strings(world: World) -> tuple[str, ...]:
         env.close()
 
 
-def task_at(world: World, split: str, index: int) -> Task:
-    """One task of a split. Errors (ValueError): an index beyond its end."""
-    tasks = world.tasks(split)
-    if index >= len(tasks):
-        raise ValueError(f"--index: got {index}, want less than {len(tasks)}, the tasks of {split!r}")
-    return tasks[index]
-
-
-def some_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:
-    """`n` tasks of a split, an order addressed by `seed`. Errors (ValueError): the split has fewer."""
-    tasks = world.tasks(split)
-    if n > len(tasks):
-        raise ValueError(f"got n={n} tasks, but {split!r} has {len(tasks)}; lower n, or raise world.options.sizes")
-    return [tasks[int(i)] for i in permutation(len(tasks), seed, 0)[:n]]
-
-
 def greedy_and_sampled(plan: Plan, pool: Pool, tasks: Sequence[Task]) -> dict[str, float]:
     """Success at the training temperature, with its interval, and greedy; by family where there are several."""
-    sampled = summarise(pool.run_many(tasks, seed=plan.seed))
-    greedy = summarise(pool.run_many(tasks, sampling=Sampling(temperature=plan.rl.temperature, greedy=True)))
+    sampled = play_all(pool, tasks, seed=plan.seed)
+    greedy = play_all(pool, tasks, sampling=Sampling(temperature=plan.rl.temperature, greedy=True))
     low, high = sampled["success_ci"]
     apart = {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}
     return {
@@ -156,10 +149,11 @@ def greedy_and_sampled(plan: Plan, pool: Pool, tasks: Sequence[Task]) -> dict[st
     }
 
 
-def with_progress(pool: Pool, tasks: Sequence[Task], name: str, **how: Any) -> list[Group]:
-    """`pool.run_many` with a bar on the terminal."""
-    with tqdm(total=len(tasks), desc=name, unit="task", leave=False, disable=None) as bar:
-        return pool.run_many(tasks, on_group=lambda _: bar.update(), **how)
+def play_all(pool: Pool, tasks: Sequence[Task], **how: Any) -> dict[str, Any]:
+    """The summary of `pool.run_many`, with a bar on the terminal."""
+    with tqdm(total=len(tasks), unit="task", leave=False, disable=None) as bar:
+        groups = pool.run_many(tasks, on_group=lambda _: bar.update(), **how)
+    return summarise([(group.task, group.trajectories) for group in groups])
 
 
 def build_model(plan: Plan, vocab_size: int) -> ModelConfig:

@@ -4,11 +4,10 @@ Run: python -m launch.check --world=search [--limit=200] [--options='{"k": 5}']
 Exit status 0 when all holds, 1 when anything is wrong, 2 on bad input.
 """
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tqdm
@@ -16,7 +15,6 @@ from absl import flags
 
 from envs import WORLDS, checks, make_world
 from envs.base import Task, World
-from envs.dataset import DatasetError
 from launch import cli
 
 _WORLD = flags.DEFINE_string("world", "search", f"One of {', '.join(WORLDS)}")
@@ -31,7 +29,7 @@ EVERY_TASK: dict[str, dict[str, Any]] = {"search": {"sizes": dict.fromkeys(SPLIT
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    with cli.validating(), _data_errors():
+    with cli.validating():
         options = json.loads(_OPTIONS.value)
         if not isinstance(options, dict):
             raise ValueError(f'--options: got {_OPTIONS.value!r}, want a JSON object such as {{"k": 5}}')
@@ -48,14 +46,6 @@ def main(argv: Sequence[str]) -> None:
     if wrong:
         print("\n".join(text[:2000] for text in wrong[:10]), file=sys.stderr)
         sys.exit(1)
-
-
-@contextlib.contextmanager
-def _data_errors() -> Iterator[None]:
-    try:
-        yield
-    except DatasetError as err:
-        raise cli.ConfigError(str(err)) from err
 
 
 def _tasks(world: World, split: str) -> Sequence[Task]:

@@ -40,6 +40,7 @@ __all__ = [
     "define_config",
     "define_workdir",
     "open_workdir",
+    "override",
     "parse_arg",
     "resolve",
     "run",
@@ -81,6 +82,17 @@ def resolve(config: Any, workdir: str | None) -> ml_collections.ConfigDict:
     if workdir:
         check_workdir(workdir, config.to_dict())
     return config
+
+
+def override(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+    """Sets one existing leaf by its dotted name, as `--config.a.b=c` does. Errors: ConfigError for a key that is not there."""
+    *parents, last = key.split(".")
+    node = config
+    for parent in parents:
+        node = node.get(parent, {})
+    if last not in node:
+        raise ConfigError(f"config has no key {key!r} to set to {value!r}; this experiment's world does not take it")
+    node[last] = value
 
 
 def want_workdir(workdir: str | None) -> str:

@@ -7,17 +7,22 @@ Keys: n success success_ci pass_at_k turns tokens status exploited (rl/metrics/s
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from envs.base import Task, World
 from launch import cli
 from launch.plan import Plan, make_plan
 
+CONFIG = cli.define_config()
 WORKDIR = cli.define_workdir()
 POLICY = flags.DEFINE_string("policy", None, "Scripted policy: gold, noop, wrong, cheat:NAME")
-WORLD = flags.DEFINE_string("world", "search", "World of the scripted policy, with its default options")
+WORLD = flags.DEFINE_string(
+    "world", "search", "World of the scripted policy, with default options; --config=F.py gives it others"
+)
 SPLIT = flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the tasks")
 N = flags.DEFINE_integer("n", 256, "Tasks", lower_bound=1)
 SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes of each task", lower_bound=1)
@@ -39,64 +44,78 @@ def of_run(
     best: bool = True,
 ) -> dict[str, dict]:
     """Summaries by name of `samplings`, of one checkpoint of the run in `workdir`, on the same tasks."""
+    from envs import choose_tasks
     from launch import build, runs
-    from rl.metrics.success import summarise
 
     with cli.validating():
         world = build.build_world(plan)
         codec = build.load_codec(plan, workdir)
         model = build.build_model(plan, codec.vocab_size)
-        tasks = build.some_tasks(world, split, n, seed)
+        tasks = choose_tasks(world, split, n, seed)
     build.use_compilation_cache()
-    params = runs.load_params(workdir, build.build_rl_learner(plan, model), best=best)
+    with cli.validating():  # what a checkpoint holds, and that it is whole
+        params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
     with build.serving(plan, model, params, 0, world, codec) as (_, pool):
         return {
-            name: summarise(build.with_progress(pool, tasks, name, samples=samples, sampling=sampling, seed=seed))
+            name: build.play_all(pool, tasks, samples=samples, sampling=sampling, seed=seed)
             for name, sampling in samplings.items()
         }
 
 
-def of_policy(world_name: str, policy: str, *, split: str, n: int, seed: int) -> dict[str, Any]:
-    """The same summary of a scripted policy, which plays text and samples no tokens."""
-    from envs import make_world
-    from launch import build
-    from rl.metrics.success import summarise_scripted
+def of_policy(world: World, policy: str, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The same summary of a scripted policy; it plays text, so tokens is None."""
+    from envs.play import play
+    from rl.metrics.success import summarise
+    from rl.types import Status, Trajectory
 
-    with cli.validating():
-        world = make_world(world_name)
-        if policy not in world.policies:
-            raise cli.ConfigError(f"--policy: got {policy!r}, want one of {', '.join(sorted(world.policies))}")
-        tasks = build.some_tasks(world, split, n, seed)
-    return summarise_scripted(world, policy, tasks)
+    env, played = world.make_env(), []
+    try:
+        for task in tasks:
+            turns, facts = play(env, task, world.policies[policy](task))
+            ended = Status.DONE if len(turns) < env.spec.max_turns or facts["success"] else Status.TURN_LIMIT
+            played.append((task, [Trajectory(task.task_id, 0, 0, ended, (), {**facts, "turns": len(turns)}, {})]))
+    finally:
+        env.close()
+    summary = summarise(played)
+    return summary | {"turns": sum(t.facts["turns"] for _, (t,) in played) / len(played), "tokens": None}
 
 
 def main(_) -> None:
     with cli.validating():
         if bool(POLICY.value) == bool(WORKDIR.value):
             raise cli.ConfigError("want one of --workdir=D (a run) and --policy=NAME (a scripted policy)")
+        if CONFIG.value is not None and WORKDIR.value:
+            raise cli.ConfigError("--config: a run in --workdir has its own config; leave --config out")
         if OUT.value and not Path(OUT.value).absolute().parent.is_dir():
             raise cli.ConfigError(f"--out: no folder {Path(OUT.value).absolute().parent}; make it first")
-        plan = make_plan(cli.resolve(None, WORKDIR.value)) if WORKDIR.value else None
-    if plan is None:
-        result = of_policy(WORLD.value, POLICY.value, split=SPLIT.value, n=N.value, seed=SEED.value)
-    else:
-        from models.sampling import Sampling
-
-        sampling = Sampling(temperature=plan.rl.temperature, greedy=GREEDY.value)
-        result = of_run(
-            plan,
-            Path(WORKDIR.value),
-            split=SPLIT.value,
-            n=N.value,
-            samplings={"policy": sampling},
-            samples=SAMPLES.value,
-            seed=SEED.value,
-            best=not NEWEST.value,
-        )["policy"]
+    result = _scripted() if POLICY.value else _trained(Path(WORKDIR.value))
     text = json.dumps(result)
     if OUT.value:
         Path(OUT.value).write_text(text + "\n")
     print(text)
+
+
+def _scripted() -> dict[str, Any]:
+    from envs import choose_tasks, make_world
+
+    with cli.validating():
+        plan = make_plan(CONFIG.value) if CONFIG.value is not None else None
+        world = make_world(plan.world, **plan.world_options) if plan else make_world(WORLD.value)
+        if POLICY.value not in world.policies:
+            raise cli.ConfigError(f"--policy: got {POLICY.value!r}, want one of {', '.join(sorted(world.policies))}")
+        tasks = choose_tasks(world, SPLIT.value, N.value, SEED.value)
+    return of_policy(world, POLICY.value, tasks)
+
+
+def _trained(workdir: Path) -> dict[str, Any]:
+    with cli.validating():
+        plan = make_plan(cli.resolve(None, str(workdir)))
+
+    from models.sampling import Sampling
+
+    sampling = Sampling(temperature=plan.rl.temperature, greedy=GREEDY.value)
+    how = {"split": SPLIT.value, "n": N.value, "samples": SAMPLES.value, "seed": SEED.value, "best": not NEWEST.value}
+    return of_run(plan, workdir, samplings={"policy": sampling}, **how)["policy"]
 
 
 if __name__ == "__main__":

@@ -160,6 +160,11 @@ def _check(plan: Plan) -> None:
         plan.sft.rows % b.micro_rows != 0,
         f"sft.rows={plan.sft.rows} is not a multiple of batch.micro_rows={b.micro_rows}; change either",
     )
+    refuse(
+        b.rows < rl.groups_per_batch * rl.group_size,
+        f"batch.rows={b.rows} < rl.groups_per_batch x rl.group_size = {rl.groups_per_batch * rl.group_size}: an episode may "
+        "fill a row; raise batch.rows (rows without tokens cost nothing)",
+    )
     shards = plan.mesh[0] * plan.mesh[1]
     refuse(
         b.micro_rows % shards != 0,

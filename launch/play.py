@@ -30,6 +30,7 @@ def show(task, turns, facts) -> None:
 
 
 def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> None:
+    from envs import task_at
     from launch import build, runs
     from models.sampling import Sampling
 
@@ -38,8 +39,9 @@ def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> No
         world = build.build_world(plan)
         codec = build.load_codec(plan, workdir)
         model = build.build_model(plan, codec.vocab_size)
-        task = build.task_at(world, split, index)
-    params = runs.load_params(workdir, build.build_rl_learner(plan, model), best=True)
+        task = task_at(world, split, index)
+    with cli.validating():  # what a checkpoint holds, and that it is whole
+        params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=True)
     with build.serving(plan, model, params, 0, world, codec) as (_, pool):
         sampling = Sampling(temperature=plan.rl.temperature, greedy=greedy)
         (group,) = pool.run_many([task], sampling=sampling, seed=seed)
@@ -54,13 +56,12 @@ def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> No
 
 
 def of_policy(world_name: str, policy: str, split: str, index: int) -> None:
-    from envs import make_world
+    from envs import make_world, task_at
     from envs.play import play
-    from launch import build
 
     with cli.validating():
         world = make_world(world_name)
-        task = build.task_at(world, split, index)
+        task = task_at(world, split, index)
         if policy != "me" and policy not in world.policies:
             raise cli.ConfigError(f"--policy: got {policy!r}, want me, or one of {', '.join(sorted(world.policies))}")
     if policy == "me":

@@ -16,9 +16,9 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
     """The whole stage in this process; everything it leaves is in `workdir`."""
     import jax
 
+    from envs import choose_tasks
     from launch import build, runs
     from rl import checkpoint, supervised
-    from rl.metrics.success import summarise
 
     with cli.validating():
         world = build.build_world(plan)
@@ -28,17 +28,18 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
     build.use_compilation_cache()
     learner = build.build_sft_learner(plan, model)
     rows = build.pack_demonstrations(plan, codec, demonstrations, world)
-    state, progress = runs.start_or_resume(workdir, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+    with cli.validating():  # what a checkpoint holds, and that it is whole
+        state, progress = runs.start_or_resume(workdir, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
 
     with contextlib.ExitStack() as stack:
         evaluate = None
         if plan.sft.eval_every:
             engine, pool = stack.enter_context(build.serving(plan, model, state.params, progress.step, world, codec))
-            tasks = build.some_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
+            tasks = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
 
             def evaluate(state) -> float:
                 engine.publish(state.params, progress.step)
-                return summarise(pool.run_many(tasks, seed=plan.seed))["success"]
+                return build.play_all(pool, tasks, seed=plan.seed)["success"]
 
         monitor, _ = stack.enter_context(runs.recording(workdir, progress.step))
         checkpoints = stack.enter_context(checkpoint.Checkpoints(workdir / "ckpt"))

@@ -15,6 +15,7 @@ WORKDIR = cli.define_workdir()
 INIT = flags.DEFINE_string(
     "init", None, "Folder of the run (launch.sft or launch.train) whose weights and tokenizer to start from"
 )
+REWARD = flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
 PROFILE_STEPS = flags.DEFINE_string(
     "profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile"
 )
@@ -34,6 +35,7 @@ def run(
     """The whole stage in this process; everything it leaves is in `workdir`."""
     import jax
 
+    from envs import choose_tasks
     from launch import build, runs
     from rl import checkpoint, loop
     from rl.curriculum import TaskStream
@@ -46,14 +48,15 @@ def run(
         codec = build.build_codec(plan, world, workdir / "tokenizer")
         model = build.build_model(plan, codec.vocab_size)
         stream = TaskStream(world.tasks("train"), plan.seed)
-        validation = build.some_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
+        validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
     build.use_compilation_cache()
     learner = build.build_rl_learner(plan, model)
-    start = runs.starting_params(workdir, init, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+    with cli.validating():  # what a checkpoint holds, and that it is whole
+        start = runs.starting_params(workdir, init, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+        state, progress = runs.start_or_resume(
+            workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"])
+        )
     ref = start if plan.rl.kl_coef else None
-    state, progress = runs.start_or_resume(
-        workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"])
-    )
     stop = runs.stop_signal()
 
     with (
@@ -80,7 +83,7 @@ def run(
             progress,
             draw=stream.draw,
             terms=build.build_terms(plan),
-            pack=build.build_packer(plan, codec.pad_id),
+            pack=build.build_packer(plan, plan.batch.rows, codec.pad_id),
             publish=engine.publish,
             keep_episodes=keep_episodes,
             log=log,
@@ -110,6 +113,8 @@ def parse_range(text: str) -> tuple[int, int] | None:
 def main(_) -> None:
     with cli.validating():
         workdir = cli.want_workdir(WORKDIR.value)
+        if CONFIG.value is not None and REWARD.value:
+            cli.override(CONFIG.value, "world.options.reward", REWARD.value)
         config = cli.resolve(CONFIG.value, workdir)
         plan = make_plan(config)
         profile = parse_range(PROFILE_STEPS.value)

@@ -21,6 +21,7 @@ Script = Generator[str, str, None]
 # What a demonstration does, and how often. Parts of one row sum to 1.
 ONE_HOP = {"good": 0.35, "wrong_field": 0.30, "wrong_passage": 0.20, "direct": 0.15}
 MORE_HOPS = {"good": 0.25, "stop_early": 0.40, "wrong_field": 0.20, "direct": 0.15}
+VERSION = 1  # of the demonstrator: raise it when it would act otherwise, and demonstrations are made anew
 RETRY_FRAC = 0.05  # of the failed searches, that a demonstrator tries again
 
 _DOC = re.compile(r"Doc (\d+)\(Title: (.*)")

@@ -279,7 +279,8 @@ def make_world(
     SearchEnv({}, k=k, max_turns=max_turns, max_words=max_words)  # bad options end here, not in a worker thread
     FlakyRetriever(HttpRetriever(url or "http://"), flaky_rate, flaky_seed)
     demonstrate = functools.partial(scripted.demonstrator, **demonstrations)
-    return World("search", make_env, tasks, scripted.POLICIES, demonstrate)
+    by = {"version": scripted.VERSION, **(scripted.demonstrator.__kwdefaults__ or {}), **demonstrations}
+    return World("search", make_env, tasks, scripted.POLICIES, demonstrate, by)
 
 
 def _open_index(folder: pathlib.Path) -> dict[str, Retriever]:

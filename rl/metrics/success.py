@@ -2,16 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from envs.base import Task, World
-from envs.play import play
+from envs.base import Task
 from rl.metrics.episodes import describe
-from rl.rollout.pool import Group
-from rl.types import Row, Status, Trajectory
+from rl.types import Trajectory
 
 
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -33,60 +29,42 @@ def pass_at_k(n: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
 
 
-def summarise_scripted(world: World, policy: str, tasks: Sequence[Task]) -> dict[str, Any]:
-    """`summarise` for a scripted policy: it plays text, so its tokens are None."""
-    env, groups = world.make_env(), []
-    try:
-        for i, task in enumerate(tasks):
-            turns, facts = play(env, task, world.policies[policy](task))
-            row = Row(*(np.zeros(0, d) for d in (np.int32, np.int32, np.bool_, np.float32, np.int32)))
-            status = Status.DONE if len(turns) < env.spec.max_turns or facts["success"] else Status.TURN_LIMIT
-            facts = {**facts, "turns": len(turns)}
-            groups.append(Group(i, task, (Trajectory(task.task_id, i, 0, status, (row,), facts, {}),), False, 0))
-    finally:
-        env.close()
-    return summarise(groups) | {
-        "turns": _mean([float(g.trajectories[0].facts["turns"]) for g in groups]),
-        "tokens": None,
-    }
-
-
-def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Over every scored episode of `groups` (one group a task, its members the samples of the task).
+def summarise(played: Sequence[tuple[Task, Sequence[Trajectory]]]) -> dict[str, Any]:
+    """Over every scored episode of `played`, pairs of a task and the episodes sampled for it.
 
     Keys: n (tasks), episodes, success (fraction of scored episodes), success_ci (Wilson, 95 %; episodes of one task are
     counted as independent), pass_at_k {k: mean over tasks}, turns, tokens, searches (means, where reported), status
-    (counts, over all episodes), families {family: {n, success, turns, searches}}, exploited (fraction of scored episodes
-    that a world's traps caught; null where the world has none).
+    (counts, over all episodes), families {family: {n, success, turns, searches}}, facts {name: mean over scored episodes
+    of every numeric fact}, exploited (fraction of scored episodes that a world's traps caught; None where it has none).
     """
-    everything = [t for group in groups for t in group.trajectories]
-    scored = [(group, describe(t)) for group in groups for t in group.trajectories if t.status.scored]
+    scored = [(task, describe(t)) for task, episodes in played for t in episodes if t.status.scored]
     wins = sum(int(d["success"]) for _, d in scored)
-    sizes = [sum(t.status.scored for t in group.trajectories) for group in groups]
-    k_max = min(sizes, default=0)
-    per_task = [
-        (n, sum(int(describe(t)["success"]) for t in group.trajectories if t.status.scored))
-        for n, group in zip(sizes, groups, strict=True)
-    ]
-    families = sorted({group.task.family for group in groups})
+    per_task = [[d["success"] for d in map(describe, episodes) if d] for _, episodes in played]
+    k_max = min(map(len, per_task), default=0)
+    own = {
+        family: [d for task, d in scored if task.family == family]
+        for family in sorted({task.family for task, _ in played})
+    }
     return {
-        "n": len(groups),
+        "n": len(played),
         "episodes": len(scored),
         "success": wins / len(scored) if scored else math.nan,
         "success_ci": wilson(wins, len(scored)),
-        "pass_at_k": {k: _mean([pass_at_k(n, c, k) for n, c in per_task]) for k in _powers(k_max)},
-        "turns": _mean([d["turns"] for _, d in scored]),
-        "tokens": _mean([d["tokens"] for _, d in scored]),
-        "searches": _mean([d["searches"] for _, d in scored if "searches" in d]),
-        "status": dict(Counter(t.status.value for t in everything)),
+        "pass_at_k": {k: _mean([pass_at_k(len(s), int(sum(s)), k) for s in per_task]) for k in _powers(k_max)},
+        **{name: _mean_of(name, [d for _, d in scored]) for name in ("turns", "tokens", "searches", "exploited")},
+        "status": dict(Counter(t.status.value for _, episodes in played for t in episodes)),
         "families": {
-            family: {"n": len(own)}
-            | {name: _mean([d[name] for d in own if name in d]) for name in ("success", "turns", "searches")}
-            for family in families
-            for own in [[d for group, d in scored if group.task.family == family]]
+            family: {"n": len(ds)} | {name: _mean_of(name, ds) for name in ("success", "turns", "searches")}
+            for family, ds in own.items()
         },
-        "exploited": _mean([d["exploited"] for _, d in scored if "exploited" in d]),
+        "facts": {
+            name: _mean_of(name, [d for _, d in scored]) for name in sorted({name for _, d in scored for name in d})
+        },
     }
+
+
+def _mean_of(name: str, described: Sequence[Mapping[str, float]]) -> float | None:
+    return _mean([d[name] for d in described if name in d and not math.isnan(d[name])])
 
 
 def _powers(k_max: int) -> list[int]:

@@ -51,6 +51,7 @@ class Learner:
     prepare: Callable[[TrainState, Params | None, TrajectoryBatch], TrajectoryBatch]
     train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
+    compiled_steps: Callable[[], int]  # how many programs `train_step` has: 1, or some shape was not fixed
 
 
 def make_learner(
@@ -105,6 +106,7 @@ def make_learner(
         ),
         train_step=lambda state, batch: step(state, put(batch)),
         state_shardings=state_shardings,
+        compiled_steps=step._cache_size,
     )
 
 

@@ -35,8 +35,8 @@ def check_terms(terms: Sequence[RewardTerm], *, outcome: str = "outcome", max_sh
         raise ValueError(f"reward terms: got names {names}, want each once and {outcome!r} among them")
     reach = {term.name: abs(term.weight) * term.reach for term in terms}
     lead = reach.pop(outcome)
-    shaping = sum(reach.values())
-    if shaping > max_shaping * lead:
+    shaping = math.fsum(reach.values())
+    if shaping > max_shaping * lead * (1 + 1e-9):  # .1 + .2 is .3
         raise ValueError(
             f"shaping can reach {shaping:g} ({reach}), want at most {max_shaping:g} of the outcome's {lead:g}; "
             "lower the weights, or raise max_shaping and watch for hacking"

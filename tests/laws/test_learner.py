@@ -1,0 +1,195 @@
+"""Laws of the learner: how episodes are laid out, cut and spread over devices changes no loss, no gradient, no metric.
+
+Three layouts of the same five episodes are compared through the compiled `train_step`; an optimizer that only keeps what it is
+given shows the gradients as they are.
+"""
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from models import transformer
+from models.config import ModelConfig
+from models.sharding import make_mesh
+from rl.advantages import group_relative, leave_one_out
+from rl.learner import make_learner
+from rl.losses import recipes
+from rl.types import TrajectoryBatch
+
+CONFIG = ModelConfig(
+    vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, qk_norm=True, key_shift=True
+)
+KEEP_GRADIENTS = optax.GradientTransformation(
+    init=lambda params: jax.tree.map(jnp.zeros_like, params),
+    update=lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
+)
+LOSSES = {
+    "grpo": recipes.grpo(kl_coef=0.1, entropy_coef=0.01, clip_high=0.3),
+    "dapo": recipes.dapo(),
+    "dr_grpo": recipes.dr_grpo(length=9),
+    "gspo": recipes.gspo(clip_low=0.1, clip_high=0.1),
+    "sft": recipes.sft(),
+}
+LENGTHS = (7, 3, 11, 5, 4)
+
+
+def episodes(lengths=LENGTHS, seed=0):
+    """One dict of arrays an episode; the first token is a prompt token, about half of the others are actions."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for length in lengths:
+        mask = (rng.random(length) < 0.5) & (np.arange(length) > 0)
+        mask[-1] = True
+        out.append(
+            {
+                "tokens": rng.integers(1, CONFIG.vocab_size, length),
+                "position": np.arange(length),
+                "action_mask": mask,
+                "behavior_logp": np.where(mask, rng.normal(-4.2, 0.3, length), 0),
+                "staleness": mask * rng.integers(0, 3),
+                "advantages": mask * rng.normal(),
+                "rewards": np.zeros(length),
+                "ref_logp": np.where(mask, rng.normal(-4.2, 0.3, length), 0),
+            }
+        )
+    return out
+
+
+def lay_out(rows, length, of=None):
+    """`rows[b]` lists the episodes of row b, in order."""
+    of = episodes() if of is None else of
+    dtypes = dict(tokens=np.int32, position=np.int32, action_mask=bool, staleness=np.int32, segment=np.int32)
+    fields = [*of[0], "segment"]
+    batch = {name: np.zeros((len(rows), length), dtypes.get(name, np.float32)) for name in fields}
+    for b, members in enumerate(rows):
+        begin = 0
+        for number, i in enumerate(members, start=1):
+            end = begin + len(of[i]["tokens"])
+            for name, values in of[i].items():
+                batch[name][b, begin:end] = values
+            batch["segment"][b, begin:end] = number
+            begin = end
+    return TrajectoryBatch(**batch)
+
+
+@cache
+def params():
+    return jax.jit(transformer.init, static_argnums=0)(CONFIG, jax.random.key(0))
+
+
+@cache
+def learner(loss="grpo", micro_rows=2, mesh=(1, 1, 1), temperature=0.7, chunk=8):
+    mesh = make_mesh(*mesh)
+    kwargs = dict(micro_rows=micro_rows, temperature=temperature, chunk=chunk)
+    return make_learner(CONFIG, LOSSES[loss], KEEP_GRADIENTS, mesh, **kwargs)
+
+
+def gradients_and_metrics(batch, **kwargs):
+    machine = learner(**kwargs)
+    state, metrics = machine.train_step(machine.init_state(params()), batch)
+    return jax.device_get((state.opt_state, metrics))
+
+
+def assert_same(got, want):
+    """f32 sums in another order: every number within 1e-5 of its own leaf's scale."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        name = jax.tree_util.keystr(path)
+        assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(float(np.max(np.abs(b))), 1e-3), err_msg=name)
+
+
+# All layouts below have the one shape [8 24], so that each loss is compiled once, unless the shape is what is tested.
+ONE_A_ROW = [[0], [1], [2], [3], [4], [], [], []]
+PACKED = [[0, 1, 2], [4, 3], [], [], [], [], [], []]  # three segments in a row of 24 tokens
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_packed_equals_one_per_row(loss):
+    want = gradients_and_metrics(lay_out(ONE_A_ROW, 24), loss=loss)
+    assert any(np.any(g) for g in jax.tree.leaves(want[0]))
+    assert_same(gradients_and_metrics(lay_out(PACKED, 24), loss=loss), want)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+def test_padding_row_order_and_cut_change_nothing(loss):
+    want = gradients_and_metrics(lay_out(ONE_A_ROW, 24), loss=loss)
+    for rows, length, micro_rows in (
+        ([[], [], [2], [1, 0], [], [], [4, 3], []], 24, 2),  # order of rows and segments, unused micro-batches between
+        ([[0, 1], [3, 4], [2], []], 13, 2),  # fewer rows and columns of padding
+        (ONE_A_ROW, 24, 1),
+        (ONE_A_ROW, 24, 8),
+    ):
+        assert_same(gradients_and_metrics(lay_out(rows, length), loss=loss, micro_rows=micro_rows), want)
+
+
+def test_log_probs_are_cut_into_chunks_without_trace():
+    batch = lay_out(PACKED, 24)
+    assert_same(gradients_and_metrics(batch), gradients_and_metrics(batch, chunk=64))
+
+
+def test_one_device_equals_eight():
+    assert jax.device_count() >= 8, "tests/conftest.py asks for 8 fake devices before jax is imported"
+    want = gradients_and_metrics(lay_out(PACKED, 24))
+    assert_same(gradients_and_metrics(lay_out(PACKED, 24), micro_rows=4, mesh=(2, 2, 2)), want)
+
+
+def scores(rows, of=None):
+    machine = learner()
+    return machine.prepare(machine.init_state(params()), params(), lay_out(rows, 24, of)).ref_logp
+
+
+def test_prepare_scores_a_packed_token_as_if_alone():
+    alone, packed = scores(ONE_A_ROW), scores([[2, 0, 1], [3, 4], *[[]] * 6])
+    begin = 0
+    for i in (2, 0, 1):
+        length = LENGTHS[i]
+        # the first token of a segment is scored by whatever stands before it: never an action
+        assert_allclose(packed[0, begin + 1 : begin + length], alone[i, 1:length], atol=1e-5)
+        begin += length
+
+
+def test_another_segment_cannot_be_seen():
+    own = episodes()
+    other = [dict(e) for e in own]
+    other[1]["tokens"] = (own[1]["tokens"] + 7) % CONFIG.vocab_size
+    a, b = scores(PACKED, own), scores(PACKED, other)
+    assert_array_equal(a[0, : LENGTHS[0]], b[0, : LENGTHS[0]])
+    assert_array_equal(a[0, 11:21], b[0, 11:21])  # episode 2, but for its first token
+    assert np.any(a[0, 7:10] != b[0, 7:10])
+
+
+def test_nothing_off_the_mask_trains():
+    batch = lay_out(PACKED, 24)
+    want = gradients_and_metrics(batch)
+    off = ~batch.action_mask
+    dirty = {
+        name: np.where(off, np.float32(np.nan), getattr(batch, name))
+        for name in ("behavior_logp", "advantages", "rewards", "ref_logp")
+    }
+    jax.tree.map(assert_array_equal, gradients_and_metrics(dataclasses.replace(batch, **dirty)), want)
+
+
+def test_padding_holds_garbage_and_all_of_it_may_be_padding():
+    batch = lay_out(ONE_A_ROW, 24)
+    want = gradients_and_metrics(batch)
+    dirty = dataclasses.replace(batch, tokens=np.where(batch.segment == 0, 63, batch.tokens))
+    assert_same(gradients_and_metrics(dirty), want)
+    grads, metrics = gradients_and_metrics(lay_out([[]] * 8, 24))
+    assert not any(np.any(g) for g in jax.tree.leaves(grads))
+    assert metrics["loss"].count == 0 and metrics["optim/skipped"].value == 1
+
+
+@pytest.mark.parametrize("advantages", [lambda r, g: group_relative(r, g, scale="std"), leave_one_out])
+def test_an_equal_group_pushes_nothing(advantages):
+    credit = advantages(np.full(5, 0.3, np.float32), np.zeros(5, int))
+    assert (credit == 0).all()
+    of = [e | {"advantages": e["action_mask"] * a} for e, a in zip(episodes(), credit, strict=True)]
+    grads, metrics = gradients_and_metrics(lay_out(PACKED, 24, of), loss="dapo")
+    assert not any(np.any(g) for g in jax.tree.leaves(grads))
+    assert metrics["loss"].total == 0 and metrics["optim/grad_norm"].total == 0

@@ -1,0 +1,98 @@
+"""Facts become scores, a failed world is never a reward of 0, and episode means count what they say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rl.metrics.episodes import episode_means
+from rl.rewards import outcome
+from rl.rewards.compose import RewardTerm, check_terms, reward, score_group
+from rl.types import Row, Status, Trajectory
+
+
+def episode(status=Status.DONE, task_id="t", scores=None, turns=(0, 0, 1, 1), mask=(0, 1, 0, 1), **facts):
+    mask = np.array(mask, bool)
+    row = Row(
+        tokens=np.arange(len(turns), dtype=np.int32),
+        turn=np.array(turns, np.int32),
+        action_mask=mask,
+        behavior_logp=np.zeros(len(turns), np.float32),
+        version=np.where(mask, 0, -1).astype(np.int32),
+    )
+    return Trajectory(task_id, 0, 0, status, (row,), facts, scores or {})
+
+
+OUTCOME = RewardTerm("outcome", 1.0, "episode", outcome.success)
+
+
+def test_a_limit_is_failure():
+    for status in Status:
+        assert outcome.success(episode(status, success=True)) == (status is Status.DONE)
+    assert outcome.success(episode(success=False)) == 0
+    assert outcome.fact("f1")(episode(f1=0.5)) == 0.5 and math.isnan(outcome.fact("f1")(episode(f1=None)))
+    with pytest.raises(ValueError, match=r"episode t \(ticket 0, DONE\): no fact 'f2', the world reports \['f1'\]"):
+        outcome.fact("f2")(episode(f1=1))
+
+
+def test_scores_are_weighted_terms_and_the_reward_is_their_sum():
+    terms = [
+        OUTCOME,
+        RewardTerm("cost", -0.1, "episode", outcome.fact("searches"), reach=2),
+        RewardTerm("form", 0.01, "turn", lambda t: [1.0, 2.0]),
+        RewardTerm("rank", 0.5, "group", lambda group: [float(i) for i in range(len(group))]),
+    ]
+    group = [
+        episode(success=True, searches=2),
+        episode(Status.ENV_ERROR, scores={"outcome": 9.0}),
+        episode(success=False, searches=1),
+    ]
+    scored = score_group(terms, group)
+    assert scored[0].scores == pytest.approx({"outcome": 1.0, "cost": -0.2, "form": 0.03, "rank": 0.0})
+    assert reward(scored[0]) == pytest.approx(0.83) and reward(scored[2]) == pytest.approx(-0.1 + 0.03 + 0.5)
+    # ENV_ERROR: no score, not a 0, and unseen by the group's term (its ranks are 0 and 1)
+    assert scored[1].scores == {} and math.isnan(reward(scored[1]))
+    assert score_group(terms, [group[1]])[0].scores == {}
+    with pytest.raises(ValueError, match="'rank': got 1 scores for a group of 2"):
+        score_group([RewardTerm("rank", 1.0, "group", lambda group: [0.0])], group)
+
+
+def test_not_judged_is_not_zero():
+    terms = [OUTCOME, RewardTerm("judge", 0.1, "episode", lambda t: math.nan)]
+    assert math.isnan(reward(score_group(terms, [episode(success=True)])[0]))
+
+
+def test_the_outcome_leads():
+    check_terms([OUTCOME, RewardTerm("a", 0.1, "episode", len), RewardTerm("b", -0.1, "episode", len, reach=2)])
+    with pytest.raises(ValueError, match="shaping can reach 0.5 .*want at most 0.3 of the outcome's 1"):
+        check_terms([OUTCOME, RewardTerm("a", -0.1, "episode", len, reach=5)])
+    with pytest.raises(ValueError, match="want each once and 'outcome' among them"):
+        check_terms([RewardTerm("a", 0.1, "episode", len)])
+    with pytest.raises(ValueError, match="'a': got scope 'step', want"):
+        RewardTerm("a", 0.1, "step", len)
+
+
+def test_episode_means():
+    episodes = [
+        episode(task_id="x", success=True, searches=2, empty_results=1, tool_errors=1, recovered=1, scores={"outcome": 1.0}),
+        episode(Status.TURN_LIMIT, "y", {"outcome": 0.0}, success=False, searches=0, empty_results=0, tool_errors=0, recovered=0),
+        episode(Status.ENV_ERROR, "y", searches=50, success=False),
+    ]  # fmt: skip
+    dropped = [episode(task_id="y", success=False, searches=1, scores={"outcome": math.nan}, mask=(0, 0, 0, 1))]
+    means = episode_means(episodes, dropped, families={"x": "hop1", "y": "hop2"})
+    got = {name: (mean.total, mean.count) for name, mean in means.items()}
+    assert got["episode/success"] == (1, 3)  # the failed world is not in the count
+    assert got["episode/reward"] == (1, 2)  # nor is what was not judged
+    assert got["episode/searches"] == (3, 3)
+    assert got["episode/turns"] == (5, 3) and got["episode/tokens"] == (5, 3)
+    assert got["episode/recovery_frac"] == (1, 2)
+    assert got["episode/env_error_frac"] == (1, 4)
+    assert got["status/done"] == (2, 4) and got["status/turn_limit"] == (1, 4) and got["status/gave_up"] == (0, 4)
+    assert got["reward_by_status/done"] == (1, 1) and got["reward_by_status/turn_limit"] == (0, 1)
+    assert got["family/hop1/success"] == (1, 1) and got["family/hop2/success"] == (0, 2)
+    assert got["family/hop2/searches"] == (1, 2)
+    # halves add up to the whole
+    halves = episode_means(episodes[:2]), episode_means(episodes[2:], dropped)
+    both = halves[0]["episode/success"] + halves[1]["episode/success"]
+    assert (both.total, both.count) == got["episode/success"]
+    assert episode_means([])["episode/env_error_frac"].count == 0

@@ -87,7 +87,7 @@ def test_three_segments_a_row_equal_three_rows(name):
         begin += length
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ["qwen2", "quickstart"])
 def test_a_padded_row_is_finite_and_changes_no_gradient(name):
     config, params = VARIANTS[name], params_of(VARIANTS[name])
     tokens, segment, position = packed_row((5, 8), 16)
@@ -118,8 +118,7 @@ def test_key_shift_stays_inside_its_segment_and_matters():
     assert not np.allclose(hidden[0, 1:4], plain[0, 1:4], atol=1e-2)
 
 
-@pytest.mark.parametrize("remat", ["full", "dots"])
-@pytest.mark.parametrize("layers", [2, 5])
+@pytest.mark.parametrize(("remat", "layers"), [("full", 2), ("dots", 5)])
 def test_rematerialisation_changes_no_number(remat, layers):
     config = dataclasses.replace(VARIANTS["quickstart"], n_layers=layers)
     params = params_of(config)

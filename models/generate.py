@@ -89,7 +89,7 @@ def decode_round(
     greedy: Bool[Array, "S"],
     remaining: Int[Array, "S"],
     *,
-    end_ids: tuple[int, ...],
+    end_ids: tuple[int, ...] | Int[Array, "e"],
     n: int,
     context: int,
     top_k: Int[Array, "S"] | None = None,

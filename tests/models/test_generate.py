@@ -157,15 +157,15 @@ def test_greedy_lanes_follow_the_uncached_argmax_and_stop_where_told():
         hidden = score(params, config, ids)[0][len(ids) - 1]
         ids.append(int(np.argmax(hidden @ params["lm_head"])))
     want = ids[3:]
-    assert want[3] not in want[:3]
+    assert want[2] not in want[:2]
     cache, _ = fill(params, config, alloc(config, 4, CAPACITY), [0, 1, 2], [[3, 1]] * 3)
     _, out = decode_round(
         params, config, cache, jnp.array([0, 1, 4]), jnp.array([4, 4, 4]), jnp.array([2, 2, 2]),
-        **lanes(3, greedy=jnp.ones(3, bool), remaining=jnp.array([100, 2, 0]), n=6, end_ids=(want[3], 99)),
+        **lanes(3, greedy=jnp.ones(3, bool), remaining=jnp.array([100, 1, 0]), n=6, end_ids=(want[2], 99)),
     )
-    assert out.n_done.tolist() == [4, 2, 0]
-    assert out.tokens.tolist() == [want[:4] + [0, 0], want[:2] + [0] * 4, [0] * 6]
-    assert not out.logp[0, 4:].any() and not out.logp[2].any()
+    assert out.n_done.tolist() == [3, 1, 0]
+    assert out.tokens.tolist() == [want[:3] + [0] * 3, want[:1] + [0] * 5, [0] * 6]
+    assert not out.logp[0, 3:].any() and not out.logp[2].any()
 
 
 @pytest.mark.parametrize("prompt", [27, 28, 29])

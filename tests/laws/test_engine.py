@@ -5,6 +5,7 @@ request, same tokens in any batch mix · an interrupted request goes on as an un
 """
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ def make_params(config, seed=0):
 def make_engine(config, params, **kwargs):
     options = {
         "version": 0, "lanes": 4, "residents": 6, "capacity": CAPACITY, "view": lambda ids: "".join(chr(48 + i) for i in ids),
-        "end_ids": (), "round_tokens": 4, "prefill_rows": 3, "prefill_chunk": 8, "contexts": (16, 32, CAPACITY), **kwargs,
+        "end_ids": (), "round_tokens": 4, "prefill_rows": 3, "prefill_chunk": 8, "contexts": (24, CAPACITY), **kwargs,
     }  # fmt: skip
     return Engine(config, params, **options)
 
@@ -46,13 +47,8 @@ def learner_logp(config, params, ids, temperature):
 
 def together(calls):
     """Run all calls at once, each in its own thread; their results in order."""
-    out = [None] * len(calls)
-    threads = [threading.Thread(target=lambda i=i, c=c: out.__setitem__(i, c())) for i, c in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return out
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [future.result() for future in [threads.submit(call) for call in calls]]
 
 
 def play(engine, key, sampling, worlds, max_tokens=9):
@@ -142,7 +138,7 @@ def test_same_request_same_tokens_in_any_batch_mix(config):
 
     def run(neighbours, place):
         engine = make_engine(config, params)
-        calls = [lambda i=i: play(engine, request_key(1, i, 0), Sampling(temperature=0.7), worlds(i), 5 + i) for i in neighbours]
+        calls = [lambda i=i: play(engine, request_key(1, i, 0), Sampling(temperature=0.7), worlds(i), 5 + i % 5) for i in neighbours]
         calls.insert(place, lambda: play(engine, *request))
         out = together(calls)[place]
         engine.close()
@@ -156,7 +152,7 @@ def test_same_request_same_tokens_in_any_batch_mix(config):
 @CONFIGS
 @pytest.mark.parametrize("sampling", [Sampling(greedy=True), Sampling()], ids=["greedy", "sampled"])
 def test_interrupted_at_every_token_goes_on_as_if_it_were_not(config, sampling):
-    """CASES D9: same weights; ids exactly, logp within float noise (prefill and decode sum in different orders)."""
+    """CASES D9: same weights; ids exactly, logp within float noise (sums are split where a round or a chunk begins)."""
     engine = make_engine(config, make_params(config))
     prompt, n = worlds(3)[0], 12
     whole = engine.open(request_key(0, 0, 0), sampling).generate(prompt, max_tokens=n)
@@ -164,7 +160,8 @@ def test_interrupted_at_every_token_goes_on_as_if_it_were_not(config, sampling):
         with engine.open(request_key(0, 0, 0), sampling) as kept:
             first = kept.generate(prompt, max_tokens=k)
             rest = kept.generate([], max_tokens=n - k)
-        assert (first.ids + rest.ids, first.logp + rest.logp) == (whole.ids, whole.logp)  # the KV was kept: bit for bit
+        assert first.ids + rest.ids == whole.ids
+        np.testing.assert_allclose(first.logp + rest.logp, whole.logp, atol=1e-5, rtol=0)
         with engine.open(request_key(0, 0, 0), sampling) as fresh:
             again = fresh.generate(prompt + first.ids, max_tokens=n - k)
         assert first.ids + again.ids == whole.ids

@@ -17,20 +17,6 @@ from envs.base import Task, World
 from launch import cli
 from launch.plan import Plan, make_plan
 
-CONFIG = cli.define_config()
-WORKDIR = cli.define_workdir()
-POLICY = flags.DEFINE_string("policy", None, "Scripted policy: gold, noop, wrong, cheat:NAME")
-WORLD = flags.DEFINE_string(
-    "world", "search", "World of the scripted policy, with default options; --config=F.py gives it others"
-)
-SPLIT = flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the tasks")
-N = flags.DEFINE_integer("n", 256, "Tasks", lower_bound=1)
-SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes of each task", lower_bound=1)
-GREEDY = flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling at rl.temperature")
-NEWEST = flags.DEFINE_bool("newest", False, "The newest checkpoint instead of the best")
-OUT = flags.DEFINE_string("out", None, "File to write the JSON to")
-SEED = flags.DEFINE_integer("seed", 0, "Of sampling and of the choice of tasks")
-
 
 def of_run(
     plan: Plan,
@@ -82,16 +68,16 @@ def of_policy(world: World, policy: str, tasks: Sequence[Task]) -> dict[str, Any
 
 def main(_) -> None:
     with cli.validating():
-        if bool(POLICY.value) == bool(WORKDIR.value):
+        if bool(flags.FLAGS.policy) == bool(flags.FLAGS.workdir):
             raise cli.ConfigError("want one of --workdir=D (a run) and --policy=NAME (a scripted policy)")
-        if CONFIG.value is not None and WORKDIR.value:
+        if flags.FLAGS.config is not None and flags.FLAGS.workdir:
             raise cli.ConfigError("--config: a run in --workdir has its own config; leave --config out")
-        if OUT.value and not Path(OUT.value).absolute().parent.is_dir():
-            raise cli.ConfigError(f"--out: no folder {Path(OUT.value).absolute().parent}; make it first")
-    result = _scripted() if POLICY.value else _trained(Path(WORKDIR.value))
+        if flags.FLAGS.out and not Path(flags.FLAGS.out).absolute().parent.is_dir():
+            raise cli.ConfigError(f"--out: no folder {Path(flags.FLAGS.out).absolute().parent}; make it first")
+    result = _scripted() if flags.FLAGS.policy else _trained(Path(flags.FLAGS.workdir))
     text = json.dumps(result)
-    if OUT.value:
-        Path(OUT.value).write_text(text + "\n")
+    if flags.FLAGS.out:
+        Path(flags.FLAGS.out).write_text(text + "\n")
     print(text)
 
 
@@ -99,12 +85,14 @@ def _scripted() -> dict[str, Any]:
     from envs import choose_tasks, make_world
 
     with cli.validating():
-        plan = make_plan(CONFIG.value) if CONFIG.value is not None else None
-        world = make_world(plan.world, **plan.world_options) if plan else make_world(WORLD.value)
-        if POLICY.value not in world.policies:
-            raise cli.ConfigError(f"--policy: got {POLICY.value!r}, want one of {', '.join(sorted(world.policies))}")
-        tasks = choose_tasks(world, SPLIT.value, N.value, SEED.value)
-    return of_policy(world, POLICY.value, tasks)
+        plan = make_plan(flags.FLAGS.config) if flags.FLAGS.config is not None else None
+        world = make_world(plan.world, **plan.world_options) if plan else make_world(flags.FLAGS.world)
+        if flags.FLAGS.policy not in world.policies:
+            raise cli.ConfigError(
+                f"--policy: got {flags.FLAGS.policy!r}, want one of {', '.join(sorted(world.policies))}"
+            )
+        tasks = choose_tasks(world, flags.FLAGS.split, flags.FLAGS.n, flags.FLAGS.seed)
+    return of_policy(world, flags.FLAGS.policy, tasks)
 
 
 def _trained(workdir: Path) -> dict[str, Any]:
@@ -113,10 +101,34 @@ def _trained(workdir: Path) -> dict[str, Any]:
 
     from models.sampling import Sampling
 
-    sampling = Sampling(temperature=plan.rl.temperature, greedy=GREEDY.value)
-    how = {"split": SPLIT.value, "n": N.value, "samples": SAMPLES.value, "seed": SEED.value, "best": not NEWEST.value}
+    sampling = Sampling(temperature=plan.rl.temperature, greedy=flags.FLAGS.greedy)
+    how = {
+        "split": flags.FLAGS.split,
+        "n": flags.FLAGS.n,
+        "samples": flags.FLAGS.samples,
+        "seed": flags.FLAGS.seed,
+        "best": not flags.FLAGS.newest,
+    }
     return of_run(plan, workdir, samplings={"policy": sampling}, **how)["policy"]
 
 
+def define_flags() -> None:
+    """Only where this file is the program: the mains import one another."""
+    cli.define_config()
+    cli.define_workdir()
+    flags.DEFINE_string("policy", None, "Scripted policy: gold, noop, wrong, cheat:NAME")
+    flags.DEFINE_string(
+        "world", "search", "World of the scripted policy, with default options; --config=F.py gives it others"
+    )
+    flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the tasks")
+    flags.DEFINE_integer("n", 256, "Tasks", lower_bound=1)
+    flags.DEFINE_integer("samples", 1, "Episodes of each task", lower_bound=1)
+    flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling at rl.temperature")
+    flags.DEFINE_bool("newest", False, "The newest checkpoint instead of the best")
+    flags.DEFINE_string("out", None, "File to write the JSON to")
+    flags.DEFINE_integer("seed", 0, "Of sampling and of the choice of tasks")
+
+
 if __name__ == "__main__":
+    define_flags()
     cli.run(main)

@@ -10,14 +10,6 @@ from absl import flags
 from launch import cli
 from launch.plan import make_plan
 
-WORKDIR = cli.define_workdir()
-POLICY = flags.DEFINE_string("policy", None, "Scripted policy (gold, noop, wrong, cheat:NAME), or me")
-WORLD = flags.DEFINE_string("world", "search", "World of a scripted policy")
-SPLIT = flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the task")
-INDEX = flags.DEFINE_integer("index", 0, "Which task of the split", lower_bound=0)
-GREEDY = flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling")
-SEED = flags.DEFINE_integer("seed", 0, "Of sampling")
-
 
 def show(task, turns, facts) -> None:
     """The episode as it was, then what the world reports."""
@@ -83,13 +75,25 @@ def _ask(observations) -> str:
 
 def main(_) -> None:
     with cli.validating():
-        if bool(POLICY.value) == bool(WORKDIR.value):
+        if bool(flags.FLAGS.policy) == bool(flags.FLAGS.workdir):
             raise cli.ConfigError("want one of --workdir=D (a run) and --policy=NAME (a scripted policy, or me)")
-    if POLICY.value:
-        of_policy(WORLD.value, POLICY.value, SPLIT.value, INDEX.value)
+    if flags.FLAGS.policy:
+        of_policy(flags.FLAGS.world, flags.FLAGS.policy, flags.FLAGS.split, flags.FLAGS.index)
     else:
-        of_run(Path(WORKDIR.value), SPLIT.value, INDEX.value, GREEDY.value, SEED.value)
+        of_run(Path(flags.FLAGS.workdir), flags.FLAGS.split, flags.FLAGS.index, flags.FLAGS.greedy, flags.FLAGS.seed)
+
+
+def define_flags() -> None:
+    """Only where this file is the program: the mains import one another."""
+    cli.define_workdir()
+    flags.DEFINE_string("policy", None, "Scripted policy (gold, noop, wrong, cheat:NAME), or me")
+    flags.DEFINE_string("world", "search", "World of a scripted policy")
+    flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the task")
+    flags.DEFINE_integer("index", 0, "Which task of the split", lower_bound=0)
+    flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling")
+    flags.DEFINE_integer("seed", 0, "Of sampling")
 
 
 if __name__ == "__main__":
+    define_flags()
     cli.run(main)

@@ -5,11 +5,10 @@ Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D
 
 import contextlib
 
+from absl import flags
+
 from launch import cli
 from launch.plan import Plan, make_plan
-
-CONFIG = cli.define_config()
-WORKDIR = cli.define_workdir()
 
 
 def run(plan: Plan, workdir: cli.Workdir) -> None:
@@ -62,12 +61,19 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
 
 def main(_) -> None:
     with cli.validating():
-        workdir = cli.want_workdir(WORKDIR.value)
-        config = cli.resolve(CONFIG.value, workdir)
+        workdir = cli.want_workdir(flags.FLAGS.workdir)
+        config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
     with cli.open_workdir(workdir, config) as folder:
         run(plan, folder)
 
 
+def define_flags() -> None:
+    """Only where this file is the program: the mains import one another."""
+    cli.define_config()
+    cli.define_workdir()
+
+
 if __name__ == "__main__":
+    define_flags()
     cli.run(main)

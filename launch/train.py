@@ -10,19 +10,6 @@ from absl import flags
 from launch import cli
 from launch.plan import Plan, make_plan
 
-CONFIG = cli.define_config()
-WORKDIR = cli.define_workdir()
-INIT = flags.DEFINE_string(
-    "init", None, "Folder of the run (launch.sft or launch.train) whose weights and tokenizer to start from"
-)
-REWARD = flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
-PROFILE_STEPS = flags.DEFINE_string(
-    "profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile"
-)
-STOP_AT_STEP = flags.DEFINE_integer(
-    "stop_at_step", 0, "End after this optimizer step with a checkpoint, as a signal would (0: at rl.steps)"
-)
-
 
 def run(
     plan: Plan,
@@ -112,17 +99,32 @@ def parse_range(text: str) -> tuple[int, int] | None:
 
 def main(_) -> None:
     with cli.validating():
-        workdir = cli.want_workdir(WORKDIR.value)
-        if CONFIG.value is not None and REWARD.value:
-            cli.override(CONFIG.value, "world.options.reward", REWARD.value)
-        config = cli.resolve(CONFIG.value, workdir)
+        workdir = cli.want_workdir(flags.FLAGS.workdir)
+        if flags.FLAGS.config is not None and flags.FLAGS.reward:
+            cli.override(flags.FLAGS.config, "world.options.reward", flags.FLAGS.reward)
+        config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
-        profile = parse_range(PROFILE_STEPS.value)
-        init = Path(INIT.value) if INIT.value else None
+        profile = parse_range(flags.FLAGS.profile_steps)
+        init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init)
     with cli.open_workdir(workdir, config) as folder:
-        run(plan, folder, init, stop_at_step=STOP_AT_STEP.value, profile=profile)
+        run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile)
+
+
+def define_flags() -> None:
+    """Only where this file is the program: the mains import one another."""
+    cli.define_config()
+    cli.define_workdir()
+    flags.DEFINE_string(
+        "init", None, "Folder of the run (launch.sft or launch.train) whose weights and tokenizer to start from"
+    )
+    flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
+    flags.DEFINE_string("profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile")
+    flags.DEFINE_integer(
+        "stop_at_step", 0, "End after this optimizer step with a checkpoint, as a signal would (0: at rl.steps)"
+    )
 
 
 if __name__ == "__main__":
+    define_flags()
     cli.run(main)

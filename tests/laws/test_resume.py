@@ -1,0 +1,94 @@
+"""Law: run(n) == run(k) + resume(n - k). Ids, masks, statuses and ticket order are equal; parameters are equal bit for bit
+(what compiles is a function of the tickets alone), and so is the host state that a next step would start from.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from launch import runs, sft, train
+from launch.plan import make_plan
+from launch.workdir import open_workdir
+from rl import checkpoint
+from rl.episodes import read_episodes
+
+STEPS = 3
+
+
+def tiny(data_dir: Path):
+    """The quickstart with a policy of a few thousand weights and the smallest batches."""
+    c = quickstart.get_config()
+    with c.unlocked():
+        c.world.options.data_dir = str(data_dir)
+        c.world.options.sizes = {"train": 40, "validation": 8, "test": 8}
+        c.world.options.max_turns = 2
+        c.tokenizer.vocab_size = 400
+        c.model.d_model, c.model.n_layers, c.model.n_heads, c.model.n_kv_heads = 32, 1, 2, 2
+        c.model.head_dim, c.model.d_ff = 16, 32
+        c.batch.length, c.batch.rows, c.batch.micro_rows = 256, 4, 2
+        c.engine.lanes, c.engine.residents, c.engine.capacity, c.engine.contexts = 4, 4, 256, (256,)
+        c.rollout.threads, c.rollout.max_turn_tokens, c.rollout.max_episode_tokens = 4, 6, 256
+        c.demos.n, c.sft.steps, c.sft.rows = 20, 2, 2
+        c.rl.steps, c.rl.groups_per_batch, c.rl.group_size, c.rl.save_every = STEPS, 2, 2, 0
+        c.eval.n, c.eval.every = 4, 2
+    return c
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("resume")
+    config = tiny(root / "data")
+    plan = make_plan(config)
+    with open_workdir(root / "sft", config) as workdir:
+        sft.run(plan, workdir)
+    with open_workdir(root / "whole", config) as workdir:
+        train.run(plan, workdir, root / "sft")
+    return root, config, plan
+
+
+def trained(workdir: Path):
+    (step,) = [s for s in checkpoint.steps(workdir / "ckpt") if s == STEPS]
+    host = checkpoint.restore_host(workdir / "ckpt", step=step)
+    host["progress"].pop("trained_s")  # a clock is no state of the run
+    return host
+
+
+def params_of(plan, workdir: Path):
+    from launch import build
+
+    codec = build.load_codec(plan, workdir)
+    learner = build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size))
+    state, _ = runs.start_or_resume(workdir, learner, jax.random.key(0))
+    return jax.device_get(state)
+
+
+def story(workdir: Path):
+    """What was sampled, by ticket and member: the order of arrival is not part of it."""
+    return {
+        (t.ticket, t.member): (
+            t.task_id,
+            t.status,
+            [r.tokens.tolist() for r in t.rows],
+            [r.action_mask.tolist() for r in t.rows],
+        )
+        for t in read_episodes(workdir)
+    }
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_stopped_after_k_steps_and_resumed_equals_uninterrupted(uninterrupted, k):
+    root, config, plan = uninterrupted
+    with open_workdir(root / f"cut{k}", config) as workdir:
+        train.run(plan, workdir, root / "sft", stop_at_step=k)
+        assert checkpoint.steps(workdir / "ckpt")[-1] == k
+    with open_workdir(root / f"cut{k}", config) as workdir:  # the folder alone: no init
+        train.run(plan, workdir, None)
+    whole, cut = root / "whole", root / f"cut{k}"
+    assert story(cut) == story(whole)
+    assert len(story(whole)) == STEPS * 4
+    assert trained(cut) == trained(whole)
+    for a, b in zip(jax.tree.leaves(params_of(plan, whole)), jax.tree.leaves(params_of(plan, cut)), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -45,10 +45,6 @@ def prefill(
     return cache, jnp.where(sound[:, None], final_norm(params, config, x), jnp.nan)
 
 
-def _by_layer(config: ModelConfig, near: Columns) -> tuple[Stack, Stack, Stack]:
-    return tuple(None if x is None else by_layer(config, x) for x in near)
-
-
 class Round(NamedTuple):
     """One decode round: lane s sampled tokens[s, :n_done[s]]; the columns after that are 0."""
 
@@ -57,22 +53,13 @@ class Round(NamedTuple):
     n_done: Int[Array, "S"]
 
 
-def _new_columns(new: Stack) -> tuple[Stack, Stack]:
-    return (new.k, new.v) if isinstance(new, NewKeys) else (tuple(x.k for x in new), tuple(x.v for x in new))
-
-
-def _last_keys(config: ModelConfig, added: Stack) -> Stack:
-    if not config.key_shift:
-        return None
-    # One token per lane was fed, so column 0 of the token axis is the last key.
-    return added.raw_key[..., 0, :] if isinstance(added, NewKeys) else tuple(x.raw_key[..., 0, :] for x in added)
-
-
 class _State(NamedTuple):
+    """What a decode step changes."""
+
     step: Int[Array, ""]
     last: Int[Array, "S"]
     active: Bool[Array, "S"]
-    new: Stack  # of NewKeys
+    new: Stack  # of NewKeys: one column per step, the same for all lanes
     last_key: Stack
     out: Round
 
@@ -107,38 +94,15 @@ def decode_round(
     """
     sound = lengths <= context
     near = gather(cache, rows, context)
-    ends = jnp.asarray(end_ids, jnp.int32)
     params = params | {"blocks": by_layer(config, params["blocks"])}
-    keys_, values, last_key = _by_layer(config, near)
-    old = [Past(keys_, values, jnp.arange(context) < lengths[:, None])] if context else []
-    column = jnp.arange(n)
+    old_keys, old_values, last_key = _by_layer(config, near)
+    old = [Past(old_keys, old_values, jnp.arange(context) < lengths[:, None])] if context else []
     lanes = rows.shape[0]
-
-    def advance(state: _State) -> _State:
-        step, new = state.step, state.new
-        # New tokens of all lanes share a column per step: one slice write, while old columns are never touched.
-        recent = Past(*_new_columns(new), jnp.broadcast_to(column < step, (lanes, n)))
-        position = lengths + step
-        x, added = apply_cached(params, config, state.last[:, None], position[:, None], [*old, recent], state.last_key)
-        logits = head_logits(params, final_norm(params, config, x)[:, 0])
-        drawn = jax.vmap(jax.random.fold_in)(keys, position + 1)
-        token, logp = sample(logits, drawn, temperature, greedy, top_k, top_p)
-        new = jax.tree.map(lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, step, -2), new, added)
-        out = Round(
-            jax.lax.dynamic_update_slice_in_dim(
-                state.out.tokens, jnp.where(state.active, token, 0)[:, None], step, 1
-            ),
-            jax.lax.dynamic_update_slice_in_dim(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], step, 1),
-            state.out.n_done + state.active,
-        )
-        ended = jnp.isin(token, ends) | (out.n_done >= remaining) | (position + 2 >= cache.capacity)
-        return _State(step + 1, token, state.active & ~ended, new, _last_keys(config, added), out)
-
     fresh = jnp.zeros((config.n_layers, lanes, config.n_kv_heads, n, config.head_dim), config.dtype)
     begin = _State(
         step=jnp.int32(0),
         last=last.astype(jnp.int32),
-        # Sampling needs a free place for the sampled id: ids after it = lengths + 2 (the fed one, and this one).
+        # A lane holds lengths + 1 ids, the one to feed included; there must be place for the sampled one.
         active=sound & (remaining > 0) & (lengths + 2 <= cache.capacity),
         new=by_layer(config, NewKeys(fresh, fresh, fresh if config.key_shift else None)),
         last_key=last_key,
@@ -146,6 +110,55 @@ def decode_round(
             jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32)
         ),
     )
+
+    def advance(state: _State) -> _State:
+        position = lengths + state.step
+        logits, added = _feed(params, config, state, position, old, n)
+        drawn = jax.vmap(jax.random.fold_in)(keys, position + 1)
+        token, logp = sample(logits, drawn, temperature, greedy, top_k, top_p)
+        out = Round(
+            _put(state.out.tokens, jnp.where(state.active, token, 0)[:, None], state.step, axis=1),
+            _put(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], state.step, axis=1),
+            state.out.n_done + state.active,
+        )
+        full = position + 2 >= cache.capacity  # the sampled id is at position + 1: it is the last that fits
+        ended = jnp.isin(token, jnp.asarray(end_ids, jnp.int32)) | (out.n_done >= remaining) | full
+        return _State(
+            step=state.step + 1,
+            last=token,
+            active=state.active & ~ended,
+            new=jax.tree.map(lambda whole, part: _put(whole, part, state.step, axis=-2), state.new, added),
+            last_key=_last_keys(config, added),
+            out=out,
+        )
+
     end = jax.lax.while_loop(lambda state: (state.step < n) & jnp.any(state.active), advance, begin)
     cache = append(cache, stack_layers(config, end.new), rows, lengths, end.out.n_done)
     return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan))
+
+
+def _feed(
+    params: Params, config: ModelConfig, state: _State, position: Int[Array, "S"], old: list[Past], n: int
+) -> tuple[Float[Array, "S V"], Stack]:
+    """Logits after each lane's last token. This round's tokens lie apart from the old columns, which stay untouched."""
+    new = state.new
+    columns = (new.k, new.v) if isinstance(new, NewKeys) else (tuple(x.k for x in new), tuple(x.v for x in new))
+    recent = Past(*columns, jnp.broadcast_to(jnp.arange(n) < state.step, (position.shape[0], n)))
+    past = [*old, recent]
+    x, added = apply_cached(params, config, state.last[:, None], position[:, None], past, state.last_key)
+    return head_logits(params, final_norm(params, config, x)[:, 0]), added
+
+
+def _put(whole: Array, part: Array, index: Int[Array, ""], *, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, index, axis)
+
+
+def _last_keys(config: ModelConfig, added: Stack) -> Stack:
+    if not config.key_shift:
+        return None
+    # One token per lane was fed, so column 0 of the token axis is the last key.
+    return added.raw_key[..., 0, :] if isinstance(added, NewKeys) else tuple(x.raw_key[..., 0, :] for x in added)
+
+
+def _by_layer(config: ModelConfig, near: Columns) -> tuple[Stack, Stack, Stack]:
+    return tuple(None if x is None else by_layer(config, x) for x in near)

@@ -44,15 +44,28 @@ def sample(
 ) -> tuple[Int[Array, "S"], Float[Array, "S"]]:
     """One token per lane and its log-probability in nats, log softmax(logits / temperature)[token].
 
-    Lane s draws with keys[s] by the Gumbel maximum; a greedy lane takes the likeliest token (the first of equals), with
-    its log-probability at the temperature as given. Pass top_k and top_p both or neither; None compiles them away.
+    Lane s draws one uniform number u from keys[s] and takes the first token whose cumulative probability reaches u; a
+    greedy lane takes the likeliest token (the first of equals), with its log-probability at the temperature as given.
+    Pass top_k and top_p both or neither; None compiles them away. They change no draw of a lane that they do not cut.
     """
     z = logits.astype(jnp.float32) / temperature[:, None]
-    kept = z if top_k is None else jnp.where(_kept(z, top_k, top_p), z, -jnp.inf)
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, z.shape[-1:], jnp.float32))(keys)
-    token = jnp.argmax(jnp.where(greedy[:, None], z, kept + noise), axis=-1)
-    picked = jnp.take_along_axis(z, token[:, None], axis=-1)[:, 0]
-    return token.astype(jnp.int32), picked - jax.nn.logsumexp(z, axis=-1)
+    top = jnp.max(z, axis=-1, keepdims=True)
+    weight = jnp.exp(z - top)
+    logp = z - top - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))
+    kept = weight if top_k is None else jnp.where(_kept(z, top_k, top_p), weight, 0.0)
+    reached = jnp.cumsum(kept, axis=-1)
+    # 1 - u is in (0, 1]: a token of weight 0 is never the first to reach it. `kept > 0` guards against a cumulative sum
+    # that rounds to a few ulp less than it was one token earlier.
+    u = 1.0 - jax.vmap(jax.random.uniform)(keys)
+    drawn = _first((reached >= u[:, None] * reached[:, -1:]) & (kept > 0))
+    token = jnp.where(greedy, _first(z == top), drawn)
+    return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]
+
+
+def _first(true: Bool[Array, "S V"]) -> Int[Array, "S"]:
+    """Index of the first True of each row (the last index if there is none): on a CPU far cheaper than an argmax."""
+    last = true.shape[-1] - 1
+    return jnp.min(jnp.where(true, jnp.arange(last + 1, dtype=jnp.int32), last), axis=-1)
 
 
 def _kept(z: Float[Array, "S V"], top_k: Int[Array, "S"], top_p: Float[Array, "S"]) -> Bool[Array, "S V"]:

@@ -21,8 +21,8 @@ def group_relative(
     """A_i = (R_i - mean_g) / (std_g + eps) with scale "std" (2402.03300 §4.1.2), R_i - mean_g with "none" (2503.20783).
 
     Mean and std over the valid members of i's group, by its number in `groups`, whatever the order. Invalid members
-    (ENV_ERROR, CANCELLED, not judged) are absent from the group and get 0. Exactly 0 for equal rewards or a group of one.
-    Raises ValueError for a valid reward that is not finite.
+    (ENV_ERROR, CANCELLED, not judged) are absent from the group and get 0. Exactly 0 for equal rewards or a group of
+    one. Raises ValueError for a valid reward that is not finite.
     """
     if scale not in ("std", "none"):
         raise ValueError(f"scale: got {scale!r}, want 'std' or 'none'")
@@ -48,11 +48,15 @@ def _by_group(rewards, groups, valid, one_group: Callable[[np.ndarray], np.ndarr
     rewards, groups = np.asarray(rewards, np.float64), np.asarray(groups)
     valid = np.ones(rewards.shape, bool) if valid is None else np.asarray(valid, bool)
     if rewards.ndim != 1 or groups.shape != rewards.shape or valid.shape != rewards.shape:
-        raise ValueError(f"got rewards {rewards.shape}, groups {groups.shape}, valid {valid.shape}; want one length each")
+        raise ValueError(
+            f"got rewards {rewards.shape}, groups {groups.shape}, valid {valid.shape}; want one length each"
+        )
     bad = valid & ~np.isfinite(rewards)
     if bad.any():
         where = np.flatnonzero(bad).tolist()
-        raise ValueError(f"rewards at {where}: got {rewards[bad].tolist()}, want finite; mark what was not judged invalid")
+        raise ValueError(
+            f"rewards at {where}: got {rewards[bad].tolist()}, want finite; mark what was not judged invalid"
+        )
     out = np.zeros_like(rewards)
     for group in np.unique(groups[valid]):
         members = np.flatnonzero(valid & (groups == group))
@@ -74,8 +78,8 @@ def gae(
     """A_t = δ_t + γλ A_{t'}, δ_t = r_t + γ V_{t'} - V_t, t' the next *masked* token (0 after the last); returns A + V.
 
     GAE (1506.02438 eq. 16) over the policy's own tokens: those with mask 0 take no part, so that neither discount nor
-    critic sees an observation; both outputs are 0 there. A reward belongs on a masked token: off the mask it is not read.
-    One episode; vmap for more.
+    critic sees an observation; both outputs are 0 there. A reward belongs on a masked token: off the mask it is not
+    read. One episode; vmap for more.
     """
     mask = mask.astype(bool)
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)

@@ -43,8 +43,8 @@ class TrainState:
 class Learner:
     """Compiled functions of one model, loss, optimizer and mesh.
 
-    `init_state(key | params)` copies what it is given. `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy
-    or device batches of one shape; `train_step` DONATES its state.
+    `init_state(key | params)` copies what it is given. `prepare(state, ref, batch)` and `train_step(state, batch)` take
+    NumPy or device batches of one shape; `train_step` DONATES its state.
     """
 
     init_state: Callable[[PRNGKeyArray | Params], TrainState]
@@ -67,8 +67,8 @@ def make_learner(
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
-    `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare` compute
-    `proximal_logp`, for decoupled losses.
+    `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare`
+    compute `proximal_logp`, for decoupled losses.
     """
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if micro_rows < 1 or micro_rows % shards:
@@ -114,7 +114,13 @@ def make_learner(
 
 
 def prepare(
-    state: TrainState, ref: Params | None, batch: TrajectoryBatch, *, score: Callable, split: Callable, fill_proximal: bool
+    state: TrainState,
+    ref: Params | None,
+    batch: TrajectoryBatch,
+    *,
+    score: Callable,
+    split: Callable,
+    fill_proximal: bool,
 ) -> TrajectoryBatch:
     """Fill `ref_logp` under `ref` if given, and `proximal_logp` under the state's own parameters if asked. Pure."""
     micro = split(batch)
@@ -145,12 +151,12 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Mean | Max]]:
     """One optimizer update: gradient of Σ totals / Σ counts over the whole batch. Pure.
 
-    Where the loss or the gradient is not finite, or nothing at all was to be trained, the update is refused whole: parameters
-    and optimizer (with its schedule's count) stay, and `skipped` grows by one.
+    Where the loss or the gradient is not finite, or nothing at all was to be trained, the update is refused whole:
+    parameters and optimizer (with its schedule's count) stay, and `skipped` grows by one.
     """
     micro = split(batch)
     grads, loss, metrics = _accumulate(state.params, micro, score, loss_fn)
-    # Σ grad of totals / Σ counts: the denominator is global, and dividing before adding would weigh tokens by their cut.
+# --- the two functions that run on the device ---------------------------------------------------------------------
     grads = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), grads)
     norm = optax.global_norm(grads)
     good = jnp.isfinite(norm) & jnp.isfinite(loss.total) & (loss.count > 0)
@@ -198,11 +204,11 @@ def _score(
     return token_logp(params, hidden, batch.tokens, temperature=temperature, chunk=chunk)
 
 
-# --- rows and micro-batches --------------------------------------------------------------------------------------------
+# --- rows and micro-batches ------------------------------------------------------------------------------------------
 
 
 def _split(batch: TrajectoryBatch, *, micro_rows: int, sharding: NamedSharding) -> TrajectoryBatch:
-    """[B ...] -> [M R ...], the rows of each micro-batch spread over the devices (a move of ids, once for each step)."""
+    """[B ...] -> [M R ...], the rows of each micro-batch spread over the devices: ids move once for each step."""
 
     def one(x: Array) -> Array:
         return jax.lax.with_sharding_constraint(x.reshape(-1, micro_rows, *x.shape[1:]), sharding)
@@ -224,7 +230,7 @@ def _is_metric(x: Any) -> bool:
     return isinstance(x, Mean | Max)
 
 
-# --- state and optimizer -----------------------------------------------------------------------------------------------
+# --- state and optimizer ---------------------------------------------------------------------------------------------
 
 
 def _fresh(params: Params, *, tx: optax.GradientTransformation) -> TrainState:
@@ -242,15 +248,23 @@ def _state_shardings(config: ModelConfig, tx: optax.GradientTransformation, mesh
 
 
 def make_schedule(
-    *, learning_rate: float, warmup_steps: int = 0, decay_steps: int = 0, schedule: str = "constant", final_frac: float = 0.0
+    *,
+    learning_rate: float,
+    warmup_steps: int = 0,
+    decay_steps: int = 0,
+    schedule: str = "constant",
+    final_frac: float = 0.0,
 ) -> optax.Schedule:
-    """Learning rate at a count of updates made: linear warm-up that ends at `learning_rate`, then "constant", "linear" or
-    "cosine" down to final_frac · learning_rate over the `decay_steps` after it. The first update has 1/warmup_steps, not 0.
+    """Learning rate at a count of updates made: linear warm-up that ends at `learning_rate`, then "constant", "linear"
+    or "cosine" down to final_frac · learning_rate over the `decay_steps` after it. The first update has 1/warmup_steps,
+    not 0.
     """
     if schedule not in ("constant", "linear", "cosine"):
         raise ValueError(f"schedule: got {schedule!r}, want 'constant', 'linear' or 'cosine'")
     if (schedule == "constant") != (decay_steps == 0):
-        raise ValueError(f"decay_steps: got {decay_steps} with schedule={schedule!r}, want 0 for 'constant', else at least 1")
+        raise ValueError(
+            f"decay_steps: got {decay_steps} with schedule={schedule!r}, want 0 for 'constant', else at least 1"
+        )
 
     def rate(count: Int[Array, ""]) -> Float[Array, ""]:
         warm = jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
@@ -274,7 +288,7 @@ def make_optimizer(
     schedule: str = "constant",
     final_frac: float = 0.0,
 ) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm; matrices alone are decayed (see DECAYED). Schedule: see `make_schedule`."""
+    """AdamW after clipping by the global norm, at the rate of `make_schedule`; DECAYED matrices alone are decayed."""
     rate = make_schedule(
         learning_rate=learning_rate,
         warmup_steps=warmup_steps,

@@ -1,4 +1,4 @@
-"""Reductions that look at `mask` first: whatever stands off the mask (NaN, inf, garbage) reaches neither value nor gradient."""
+"""Reductions that look at `mask` first: what stands off it (NaN, inf, garbage) reaches neither value nor gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,7 @@ def segment_sum(x: Float[Array, "B T"], segment: Int[Array, "B T"]) -> Float[Arr
 
     A segment is a run of equal ids within a row, so ids need be neither dense nor unique in the batch.
     """
-    starts = jnp.concatenate([jnp.zeros_like(segment[:, :1]), (segment[:, 1:] != segment[:, :-1])], axis=1, dtype=jnp.int32)
-    run = jnp.cumsum(starts, axis=1)
+    run = jnp.cumsum(jnp.pad(segment[:, 1:] != segment[:, :-1], ((0, 0), (1, 0))), axis=1)
 
     def one_row(values, ids):
         return jax.ops.segment_sum(values, ids, num_segments=values.shape[0], indices_are_sorted=True)[ids]

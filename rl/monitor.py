@@ -35,9 +35,9 @@ CONSOLE = {
 class Monitor:
     """Sinks of one run. `write` is called by one thread, with host values.
 
-    A run that resumes passes `first_step`, the first step it will write: later records, which the checkpoint does not know,
-    are dropped, so that the file reads as if nothing had happened; so is a last line cut short by a crash. By default
-    nothing is dropped.
+    A run that resumes passes `first_step`, the first step it will write: later records, which the checkpoint does not
+    know, are dropped, so that the file reads as if nothing had happened; so is a last line cut short by a crash. By
+    default nothing is dropped.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Monitor:
         self._started_s = time.monotonic()
 
     def write(self, step: int, metrics: Mapping[str, Mean | Max | float]) -> None:
-        """Record `metrics` at `step`: {"step", "time_s", name: value, "count": {name: count}}. No value and NaN are null."""
+        """Record {"step", "time_s", name: value, "count": {name: count}}; what is not finite is null."""
         values = {name: _number(getattr(metric, "value", metric)) for name, metric in metrics.items()}
         counts = {name: _number(metric.count) for name, metric in metrics.items() if isinstance(metric, Mean)}
         record = {"step": int(step), "time_s": round(time.monotonic() - self._started_s, 3), **values, "count": counts}

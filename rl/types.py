@@ -1,6 +1,6 @@
 """What passes between the parts of rl/: episodes on the host, batches on the device, and means that add exactly.
 
-Axes: B rows, T tokens of a packed row, t tokens of one host row. `x[t]` always describes `tokens[t]` given `tokens[:t]`.
+Axes: B rows, T tokens of a packed row, t tokens of one host row. `x[t]` describes `tokens[t]` given `tokens[:t]`.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 class Status(enum.Enum):
     """Why an episode ended: exactly one.
 
-    `ENV_ERROR` and `CANCELLED` are not the policy's: never scored, never in a baseline. All others are scored, and a limit
-    is a failure. A call past its wall deadline is `ENV_ERROR`; `TIME_LIMIT` is the world's own or virtual clock.
+    `ENV_ERROR` and `CANCELLED` are not the policy's: never scored, never in a baseline. All others are scored, and a
+    limit is a failure. A call past its wall deadline is `ENV_ERROR`; `TIME_LIMIT` is the world's own or virtual clock.
     """
 
     DONE = "done"
@@ -78,7 +78,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What the engine sampled in one turn: `version[i]` is the learner version that sampled `ids[i]` with `logp[i]` nats.
+    """What the engine sampled in one turn: learner version `version[i]` sampled `ids[i]` with `logp[i]` nats.
 
     `reason` is "stop" (a stop string), "end" (the end-of-turn token), "length" (a budget or a full cache) or "closed".
     """
@@ -93,8 +93,9 @@ class Turn:
 class Trajectory:
     """One episode on the host, ragged.
 
-    `rows` holds one row, unless the template or a context cut breaks the prefix; score and advantage belong to the episode.
-    `facts` is what the world reports, `scores` the reward terms by name, `images` None or uint8 arrays by identity.
+    `rows` holds one row, unless the template or a context cut breaks the prefix; score and advantage belong to the
+    episode. `facts` is what the world reports, `scores` the reward terms by name, `images` None or uint8 arrays by
+    identity.
     """
 
     task_id: str
@@ -143,7 +144,9 @@ def _pack_extension(value: Any) -> msgpack.ExtType:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufSU":
         kind = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         return msgpack.ExtType(kind, msgpack.packb([value.dtype.str, list(value.shape), value.tobytes()]))
-    raise TypeError(f"episode record: got {type(value).__name__}, want plain data or NumPy; convert the fact in the world")
+    raise TypeError(
+        f"episode record: got {type(value).__name__}, want plain data or NumPy; convert the fact in the world"
+    )
 
 
 def _unpack_extension(kind: int, data: bytes) -> Any:
@@ -206,7 +209,7 @@ class Mean:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Max:
-    """A maximum as a metric: `+` takes the larger, so that it travels with the Means. -inf where nothing was measured."""
+    """A maximum as a metric: `+` takes the larger, so that it travels with the Means; -inf if nothing was measured."""
 
     value: Any
 

@@ -39,11 +39,11 @@ def grpo(
     Advantages come with the batch. With kl_coef > 0 the batch must hold `ref_logp`. With `decoupled_cap` the ratio is
     π/π_proximal and w = π_proximal/π_behavior multiplies the surrogate: the batch must hold `proximal_logp`.
 
-    Metrics, on action tokens: `policy/entropy` nats; `policy/kl` = KL(behavior ‖ π) by k3; `policy/ref_kl` = KL(π ‖ ref) by
-    k3, if used; `policy/clip_frac`; `policy/ratio_max` of π/π_behavior; `policy/engine_gap_max` = max |log π - engine's
-    log π| where staleness is 0, a measure of faults at a batch's first update only (later the policy has moved);
-    `policy/staleness` in versions, `policy/staleness_max`; `policy/advantage_abs`; `policy/rejected_frac` (weight over the
-    cap), if decoupled.
+    Metrics, on action tokens: `policy/entropy` nats; `policy/kl` = KL(behavior ‖ π) by k3; `policy/ref_kl` = KL(π ‖
+    ref) by k3, if used; `policy/clip_frac`; `policy/ratio_max` of π/π_behavior; `policy/engine_gap_max` = max |log π -
+    engine's log π| where staleness is 0, a measure of faults at a batch's first update only (later the policy has
+    moved); `policy/staleness` in versions, `policy/staleness_max`; `policy/advantage_abs`; `policy/rejected_frac`
+    (weight over the cap), if decoupled.
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"level: got {level!r}, want 'token' or 'sequence'")
@@ -77,7 +77,7 @@ def grpo(
 
 
 def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28, **options) -> LossFn:
-    """DAPO (2503.14476 eq. 8): clip-higher, token mean, no KL. Filtering of groups and overlong shaping live elsewhere."""
+    """DAPO (2503.14476 eq. 8): clip-higher, token mean, no KL. Not here: filtering of groups, overlong shaping."""
     return grpo(clip_low=clip_low, clip_high=clip_high, reduce="token", **options)
 
 
@@ -92,7 +92,7 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, **options) -> LossF
 
 
 def ppo_decoupled(*, decoupled_cap: float = 5.0, **options) -> LossFn:
-    """Decoupled PPO (AReaL, 2505.24298 eq. 5): clipped around the proximal policy, weighted back to the behavior policy."""
+    """Decoupled PPO (AReaL, 2505.24298 eq. 5): clipped around the proximal policy, weighted to the behavior policy."""
     return grpo(decoupled_cap=decoupled_cap, reduce="token", **options)
 
 
@@ -110,7 +110,9 @@ def sft(*, reduce: str = "token", length: int | None = None) -> LossFn:
     return loss_fn
 
 
-def policy_metrics(logp: Float[Array, "B T"], entropy: Float[Array, "B T"], batch: TrajectoryBatch) -> dict[str, Mean | Max]:
+def policy_metrics(
+    logp: Float[Array, "B T"], entropy: Float[Array, "B T"], batch: TrajectoryBatch
+) -> dict[str, Mean | Max]:
     """What every policy-gradient recipe watches; see `grpo` for the meaning of each name. No gradient passes."""
     mask = batch.action_mask
     logp, entropy = jax.lax.stop_gradient((logp, entropy))

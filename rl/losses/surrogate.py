@@ -1,4 +1,4 @@
-"""Policy-gradient surrogates per token, to minimise, unreduced. Ratios enter as logs, masked by the caller (`masked.keep`)."""
+"""Policy-gradient surrogates per token, to minimise, unreduced. The caller masks the log-ratios (`masked.keep`)."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,9 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Float[Array, "B T"]:
-    """max(-r·A, -clip(r, 1 - clip_low, 1 + clip_high)·A), r = exp(log_ratio): PPO (1707.06347 eq. 7), clip-higher (2503.14476).
+    """max(-r·A, -clip(r, 1 - clip_low, 1 + clip_high)·A), r = exp(log_ratio).
 
+    PPO (1707.06347 eq. 7) with the two clips of DAPO (2503.14476 eq. 8).
     With `dual_clip` c > 1 (1912.09729 eq. 5) the loss where A < 0 is at most c·|A|. Log-ratios are cut at ±20.
     """
     if dual_clip is not None and dual_clip <= 1:
@@ -56,9 +57,9 @@ def sequence_log_ratio(
 def decoupled_weight(
     proximal_logp: Float[Array, "B T"], behavior_logp: Float[Array, "B T"], mask: Bool[Array, "B T"], *, cap: float
 ) -> Float[Array, "B T"]:
-    """w = π_proximal / π_behavior, constant to the gradient; 0 where w > cap (rejected) and off the mask (2505.24298 eq. 5).
+    """w = π_proximal / π_behavior, constant to the gradient; 0 where w > cap (rejected) and off the mask.
 
-    Multiplies the surrogate; the reduction's denominator stays the full mask.
+    Multiplies the surrogate; the reduction's denominator stays the full mask (AReaL, 2505.24298 eq. 5 and its code).
     """
     log_weight = masked.keep(proximal_logp - behavior_logp, mask)
     weight = jnp.exp(jnp.clip(log_weight, -MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))

@@ -65,7 +65,9 @@ def describe(trajectory: Trajectory) -> dict[str, float]:
     if not trajectory.status.scored:
         return {}
     turns = {int(t) for row in trajectory.rows for t in np.unique(row.turn[row.action_mask])}
-    facts = {name: float(value) for name, value in trajectory.facts.items() if isinstance(value, numbers.Real | np.bool_)}
+    facts = {
+        name: float(value) for name, value in trajectory.facts.items() if isinstance(value, numbers.Real | np.bool_)
+    }
     return facts | {
         "success": success(trajectory),
         "reward": reward(trajectory),

@@ -12,9 +12,9 @@ from rl.types import Trajectory
 class RewardTerm:
     """One part of the reward.
 
-    `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, whose sum is the score; "group":
-    list of the group's scored trajectories -> one float each. NaN means "could not judge", which is never silently 0.
-    `reach` is the largest difference that `fn` can make, before the weight.
+    `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, whose sum is the score;
+    "group": list of the group's scored trajectories -> one float each. NaN means "could not judge", which is never
+    silently 0. `reach` is the largest difference that `fn` can make, before the weight.
     """
 
     name: str
@@ -29,7 +29,7 @@ class RewardTerm:
 
 
 def check_terms(terms: Sequence[RewardTerm], *, outcome: str = "outcome", max_shaping: float = 0.3) -> None:
-    """The outcome leads: Σ |weight|·reach of all other terms must be at most `max_shaping` of the outcome's. Else ValueError."""
+    """Raise ValueError unless the outcome leads: Σ |weight|·reach of the others is ≤ `max_shaping` of the outcome's."""
     names = [term.name for term in terms]
     if len(set(names)) < len(names) or outcome not in names:
         raise ValueError(f"reward terms: got names {names}, want each once and {outcome!r} among them")

@@ -1,7 +1,7 @@
 """Laws of the learner: how episodes are laid out, cut and spread over devices changes no loss, no gradient, no metric.
 
-Three layouts of the same five episodes are compared through the compiled `train_step`; an optimizer that only keeps what it is
-given shows the gradients as they are.
+Layouts of the same five episodes are compared through the compiled `train_step`; an optimizer that only keeps
+what it is given shows the gradients as they are.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from models.sharding import make_mesh
 from rl.advantages import group_relative, leave_one_out
 from rl.learner import make_learner
 from rl.losses import recipes
-from rl.types import TrajectoryBatch
+from rl.types import Mean, TrajectoryBatch
 
 CONFIG = ModelConfig(
-    vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, qk_norm=True, key_shift=True
+    vocab_size=64, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, qk_norm=True, key_shift=True
 )
 KEEP_GRADIENTS = optax.GradientTransformation(
     init=lambda params: jax.tree.map(jnp.zeros_like, params),
@@ -32,7 +32,6 @@ KEEP_GRADIENTS = optax.GradientTransformation(
 LOSSES = {
     "grpo": recipes.grpo(kl_coef=0.1, entropy_coef=0.01, clip_high=0.3),
     "dapo": recipes.dapo(),
-    "dr_grpo": recipes.dr_grpo(length=9),
     "gspo": recipes.gspo(clip_low=0.1, clip_high=0.1),
     "sft": recipes.sft(),
 }
@@ -97,15 +96,22 @@ def gradients_and_metrics(batch, **kwargs):
 
 
 def assert_same(got, want):
-    """f32 sums in another order: every number within 1e-5 of its own leaf's scale."""
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        name = jax.tree_util.keystr(path)
-        assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(float(np.max(np.abs(b))), 1e-3), err_msg=name)
+    """Up to f32 sums in another order: 1e-5 of a leaf's largest gradient; 1e-6 a token in a metric (terms cancel)."""
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got[0]), jax.tree.leaves(want[0]), strict=True):
+        scale = max(float(np.max(np.abs(b))), 1e-3)
+        assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
+    assert got[1].keys() == want[1].keys()
+    for name, b in want[1].items():
+        count = b.count if isinstance(b, Mean) else 1
+        if isinstance(b, Mean):
+            assert_array_equal(got[1][name].count, b.count, err_msg=name)
+        total, expected = (m.total if isinstance(m, Mean) else m.value for m in (got[1][name], b))
+        assert_allclose(total, expected, rtol=1e-5, atol=1e-6 * count, err_msg=name)
 
 
 # All layouts below have the one shape [8 24], so that each loss is compiled once, unless the shape is what is tested.
 ONE_A_ROW = [[0], [1], [2], [3], [4], [], [], []]
+REORDERED = [[], [], [2], [1, 0], [], [], [4, 3], []]  # rows and segments, with unused micro-batches before and between
 PACKED = [[0, 1, 2], [4, 3], [], [], [], [], [], []]  # three segments in a row of 24 tokens
 
 
@@ -116,16 +122,20 @@ def test_packed_equals_one_per_row(loss):
     assert_same(gradients_and_metrics(lay_out(PACKED, 24), loss=loss), want)
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo"])
-def test_padding_row_order_and_cut_change_nothing(loss):
+@pytest.mark.parametrize(
+    ("rows", "length", "micro_rows", "loss"),
+    [
+        (REORDERED, 24, 2, "grpo"),
+        (REORDERED, 24, 2, "dapo"),
+        ([[0, 1], [3, 4], [2], []], 13, 2, "grpo"),  # fewer rows and columns of padding
+        (ONE_A_ROW, 24, 1, "grpo"),
+        (ONE_A_ROW, 24, 8, "grpo"),
+        (ONE_A_ROW, 24, 8, "dapo"),
+    ],
+)
+def test_padding_row_order_and_cut_change_nothing(rows, length, micro_rows, loss):
     want = gradients_and_metrics(lay_out(ONE_A_ROW, 24), loss=loss)
-    for rows, length, micro_rows in (
-        ([[], [], [2], [1, 0], [], [], [4, 3], []], 24, 2),  # order of rows and segments, unused micro-batches between
-        ([[0, 1], [3, 4], [2], []], 13, 2),  # fewer rows and columns of padding
-        (ONE_A_ROW, 24, 1),
-        (ONE_A_ROW, 24, 8),
-    ):
-        assert_same(gradients_and_metrics(lay_out(rows, length), loss=loss, micro_rows=micro_rows), want)
+    assert_same(gradients_and_metrics(lay_out(rows, length), loss=loss, micro_rows=micro_rows), want)
 
 
 def test_log_probs_are_cut_into_chunks_without_trace():

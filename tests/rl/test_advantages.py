@@ -86,7 +86,9 @@ def test_order_and_other_groups_do_not_matter(members, random):
 
 
 def test_what_cannot_be_judged_must_be_said():
-    with pytest.raises(ValueError, match=r"rewards at \[1\]: got \[nan\], want finite; mark what was not judged invalid"):
+    with pytest.raises(
+        ValueError, match=r"rewards at \[1\]: got \[nan\], want finite; mark what was not judged invalid"
+    ):
         one_group([1.0, np.nan])
     with pytest.raises(ValueError, match="scale: got 'mean', want 'std' or 'none'"):
         one_group([1.0], scale="mean")

@@ -1,4 +1,5 @@
-"""The learner's own behaviour: updates, refusals, schedule, decay, precision. Layout laws: tests/laws/test_learner.py."""
+"""The learner's own behaviour: updates, refusals, schedule, decay, precision. Layout laws:
+tests/laws/test_learner.py."""
 
 import dataclasses
 from functools import cache

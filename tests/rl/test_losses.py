@@ -112,6 +112,7 @@ def test_d2_decoupled():
 
 def test_decoupled_is_plain_where_proximal_is_behavior():
     plain, decoupled = recipes.dapo(clip_high=0.2), recipes.ppo_decoupled()
+
     def gradient(f):
         return jax.grad(lambda x: f(x, 0 * x, batch_of(proximal_logp=OLD))[0].total)(NEW)
 

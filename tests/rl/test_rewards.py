@@ -73,11 +73,15 @@ def test_the_outcome_leads():
 
 
 def test_episode_means():
+    troubled, calm = (
+        dict(empty_results=1, tool_errors=1, recovered=1),
+        dict(empty_results=0, tool_errors=0, recovered=0),
+    )
     episodes = [
-        episode(task_id="x", success=True, searches=2, empty_results=1, tool_errors=1, recovered=1, scores={"outcome": 1.0}),
-        episode(Status.TURN_LIMIT, "y", {"outcome": 0.0}, success=False, searches=0, empty_results=0, tool_errors=0, recovered=0),
+        episode(task_id="x", success=True, searches=2, scores={"outcome": 1.0}, **troubled),
+        episode(Status.TURN_LIMIT, "y", {"outcome": 0.0}, success=False, searches=0, **calm),
         episode(Status.ENV_ERROR, "y", searches=50, success=False),
-    ]  # fmt: skip
+    ]
     dropped = [episode(task_id="y", success=False, searches=1, scores={"outcome": math.nan}, mask=(0, 0, 0, 1))]
     means = episode_means(episodes, dropped, families={"x": "hop1", "y": "hop2"})
     got = {name: (mean.total, mean.count) for name, mean in means.items()}

@@ -156,7 +156,7 @@ def train_step(
     """
     micro = split(batch)
     grads, loss, metrics = _accumulate(state.params, micro, score, loss_fn)
-# --- the two functions that run on the device ---------------------------------------------------------------------
+    # Σ gradients of totals / Σ counts: one global denominator. Dividing before adding would weigh tokens by their cut.
     grads = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), grads)
     norm = optax.global_norm(grads)
     good = jnp.isfinite(norm) & jnp.isfinite(loss.total) & (loss.count > 0)

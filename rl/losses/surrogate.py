@@ -26,8 +26,8 @@ def clipped_surrogate(
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip: got {dual_clip}, want a bound above 1 on the ratio, or None for no bound")
     ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))
-    clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-    loss = jnp.maximum(-ratio * advantages, -clipped * advantages)
+    bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    loss = jnp.maximum(-ratio * advantages, -bounded * advantages)
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)

@@ -31,7 +31,8 @@ def episode_means(
 ) -> dict[str, Mean]:
     """Means over all that was rolled out, `dropped` groups included (leaving them out would bias every number).
 
-    `families` maps task_id -> family. The table of names stands at the top of this file.
+    `families` maps task_id -> family; an episode whose task it lacks is in no family's numbers. The table of names stands
+    at the top of this file.
     """
     everything = [*episodes, *dropped]
     described = [(trajectory, describe(trajectory)) for trajectory in everything]
@@ -53,9 +54,9 @@ def episode_means(
         if status.scored and any(t.status is status for t in everything):
             add(f"reward_by_status/{status.value}", (d["reward"] for t, d in described if t.status is status))
     if families is not None:
-        for family in sorted({families[t.task_id] for t in everything}):
+        for family in sorted({families[t.task_id] for t in everything if t.task_id in families}):
             for name in (n for n in BY_FAMILY if n in names):
-                own = (d[name] for t, d in described if families[t.task_id] == family and name in d)
+                own = (d[name] for t, d in described if families.get(t.task_id) == family and name in d)
                 add(f"family/{family}/{name}", own)
     return out
 

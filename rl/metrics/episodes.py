@@ -31,8 +31,8 @@ def episode_means(
 ) -> dict[str, Mean]:
     """Means over all that was rolled out, `dropped` groups included (leaving them out would bias every number).
 
-    `families` maps task_id -> family; an episode whose task it lacks is in no family's numbers. The table of names stands
-    at the top of this file.
+    `families` maps task_id -> family; an episode whose task it lacks is in no family's numbers. The table of names
+    stands at the top of this file.
     """
     everything = [*episodes, *dropped]
     described = [(trajectory, describe(trajectory)) for trajectory in everything]

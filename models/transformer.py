@@ -136,17 +136,22 @@ def rms_norm(x: Float[Array, "... d"], weight: Float[Array, "d"], eps: float) ->
     return (y * weight).astype(x.dtype)
 
 
-def _project(x: Float[Array, "B t D"], w: Float[Array, "D n H"]) -> Float[Array, "B t n H"]:
-    return jnp.einsum("btd,dnh->btnh", x, w.astype(x.dtype), precision=exact(x.dtype))
+# Inside the layers the stream is [M D], M = B·T tokens: on a CPU the gradients of plain matrix products need no
+# transposed copies, which cost as much as the products. Only attention unfolds M.
 
 
-def _matmul(x: Float[Array, "B t a"], w: Float[Array, "a b"]) -> Float[Array, "B t b"]:
-    return jnp.einsum("bta,ac->btc", x, w.astype(x.dtype), precision=exact(x.dtype))
+def _matmul(x: Float[Array, "M a"], w: Float[Array, "a b"]) -> Float[Array, "M b"]:
+    return jnp.matmul(x, w.astype(x.dtype), precision=exact(x.dtype))
 
 
-def _qkv(p: Params, config: ModelConfig, x: Float[Array, "B t D"]) -> tuple[Float[Array, "B t n H"], ...]:
-    """Queries, keys and values before the key shift and RoPE: biases and per-head norms are in."""
-    q, k, v = _project(x, p["wq"]), _project(x, p["wk"]), _project(x, p["wv"])
+def _qkv(
+    block: Params, config: ModelConfig, x: Float[Array, "M D"], shape: tuple[int, int]
+) -> tuple[Float[Array, "B t n H"], ...]:
+    """Queries, keys and values of B · t tokens before the key shift and RoPE: biases and per-head norms are in."""
+    p, x = block["attention"], rms_norm(x, block["attention_norm"], config.rms_eps)
+    q, k, v = (
+        _matmul(x, p[name].reshape(x.shape[-1], -1)).reshape(*shape, *p[name].shape[1:]) for name in ("wq", "wk", "wv")
+    )
     if config.attention_bias:
         q, k, v = q + p["bq"].astype(q.dtype), k + p["bk"].astype(k.dtype), v + p["bv"].astype(v.dtype)
     if config.qk_norm:
@@ -160,17 +165,17 @@ def _shift(p: Params, k: Float[Array, "B t K H"], previous: Float[Array, "B t K 
     return k + share * (previous - k)
 
 
-def _output(p: Params, x: Float[Array, "B t D"], mixed: Float[Array, "B t N H"]) -> Float[Array, "B t D"]:
-    return x + jnp.einsum("btnh,nhd->btd", mixed, p["wo"].astype(x.dtype), precision=exact(x.dtype))
+def _output(p: Params, x: Float[Array, "M D"], mixed: Float[Array, "B t N H"]) -> Float[Array, "M D"]:
+    return x + _matmul(mixed.reshape(x.shape[0], -1), p["wo"].reshape(-1, x.shape[-1]))
 
 
-def _mlp(block: Params, config: ModelConfig, x: Float[Array, "B t D"]) -> Float[Array, "B t D"]:
+def _mlp(block: Params, config: ModelConfig, x: Float[Array, "M D"]) -> Float[Array, "M D"]:
     p, y = block["mlp"], rms_norm(x, block["mlp_norm"], config.rms_eps)
     return x + _matmul(jax.nn.silu(_matmul(y, p["gate"])) * _matmul(y, p["up"]), p["down"])
 
 
-def _embed(params: Params, config: ModelConfig, tokens: Int[Array, "B t"]) -> Float[Array, "B t D"]:
-    x = params["embed"][tokens]
+def _embed(params: Params, config: ModelConfig, tokens: Int[Array, "B t"]) -> Float[Array, "M D"]:
+    x = params["embed"][tokens.reshape(-1)]
     if config.embed_scale != 1.0:
         x = x * config.embed_scale
     return x.astype(config.dtype)
@@ -202,9 +207,9 @@ def apply(
     cos, sin = rope_angles(position, config.head_dim, config.rope_theta)
     follows = jnp.pad(segment[:, 1:] == segment[:, :-1], ((0, 0), (1, 0)))[..., None, None]
 
-    def layer(x: Float[Array, "B T D"], block: Params) -> tuple[Float[Array, "B T D"], None]:
+    def layer(x: Float[Array, "M D"], block: Params) -> tuple[Float[Array, "M D"], None]:
         p = block["attention"]
-        q, k, v = _qkv(p, config, rms_norm(x, block["attention_norm"], config.rms_eps))
+        q, k, v = _qkv(block, config, x, tokens.shape)
         if config.key_shift:
             before = jnp.pad(k[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)))
             k = _shift(p, k, jnp.where(follows, before, k))
@@ -213,7 +218,7 @@ def apply(
 
     x = _embed(params, config, tokens)
     x, _ = jax.lax.scan(_rematerialised(layer, config), x, params["blocks"], unroll=_unroll(config))
-    return final_norm(params, config, x)
+    return final_norm(params, config, x).reshape(*tokens.shape, -1)
 
 
 class Past(NamedTuple):
@@ -254,10 +259,10 @@ def apply_cached(
     seen = [jnp.broadcast_to(run.seen[:, None], (*tokens.shape, run.seen.shape[1])) for run in past]
     first = (position == 0)[..., None, None]
 
-    def layer(x: Float[Array, "B t D"], xs: tuple) -> tuple[Float[Array, "B t D"], NewKeys]:
+    def layer(x: Float[Array, "M D"], xs: tuple) -> tuple[Float[Array, "M D"], NewKeys]:
         block, keys, values, last = xs
         p = block["attention"]
-        q, k, v = _qkv(p, config, rms_norm(x, block["attention_norm"], config.rms_eps))
+        q, k, v = _qkv(block, config, x, tokens.shape)
         raw = None
         if config.key_shift:
             raw = k.transpose(0, 2, 1, 3)
@@ -271,14 +276,15 @@ def apply_cached(
     x = _embed(params, config, tokens)
     stacks = (params["blocks"], [run.k for run in past], [run.v for run in past], last_key)
     if config.n_layers > UNROLLED_LAYERS:
-        return jax.lax.scan(layer, x, stacks)
+        x, new = jax.lax.scan(layer, x, stacks)
+        return x.reshape(*tokens.shape, -1), new
     new = []
     for i in range(config.n_layers):
         blocks, keys, values, last = stacks
         mine = (blocks[i], [k[i] for k in keys], [v[i] for v in values], None if last is None else last[i])
         x, added = layer(x, mine)
         new.append(added)
-    return x, tuple(new)
+    return x.reshape(*tokens.shape, -1), tuple(new)
 
 
 def stack_layers(config: ModelConfig, layers: Stack) -> Params:
@@ -300,9 +306,13 @@ def head_weight(params: Params) -> Float[Array, "V D"] | Float[Array, "D V"]:
 
 def head_logits(params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
     """Next-token logits in float32; the product runs in hidden's dtype."""
-    form = "...d,dv->...v" if "lm_head" in params else "...d,vd->...v"
     weight = head_weight(params).astype(hidden.dtype)
-    return jnp.einsum(form, hidden, weight, precision=exact(hidden.dtype), preferred_element_type=jnp.float32)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    axes = ((1,), (0,)) if "lm_head" in params else ((1,), (1,))
+    logits = jax.lax.dot_general(
+        flat, weight, (axes, ((), ())), precision=exact(hidden.dtype), preferred_element_type=jnp.float32
+    )
+    return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def unembed(params: Params, config: ModelConfig, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

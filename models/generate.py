@@ -1,4 +1,4 @@
-"""The engine's compiled pieces: prefill some rows, decode a round of tokens. Pure, jittable, caches donated by the caller.
+"""The engine's compiled pieces: prefill some rows, decode a round of tokens. Pure and jittable; callers donate the cache.
 
 Shapes are static: the number of lanes, of tokens per round, and `context`, how many cached columns are read at all, so
 that short sessions are cheap. A lane's numbers depend on its own row and on these shapes only, never on other lanes.
@@ -27,7 +27,7 @@ def prefill(
     *,
     context: int,
 ) -> tuple[KVCache, Float[Array, "P D"]]:
-    """Append n_new[p] tokens (right padded) to row rows[p] at positions start[p], ...; hidden state of the last of them.
+    """Append n_new[p] tokens (right padded) to row rows[p] at positions start[p], ...; the last one's hidden state.
 
     Only cached columns below `context` are read: want start <= context <= capacity and start + n_new <= capacity. A
     lane that breaks this writes nothing and returns NaN. An unused lane has row index `cache.rows`, any start, n_new 0.
@@ -84,8 +84,8 @@ def decode_round(
 ) -> tuple[KVCache, Round]:
     """Up to n tokens for each of S sessions: feed `last[s]` (position lengths[s], not yet cached), sample, and so on.
 
-    A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop stops
-    when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled: the
+    A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop
+    stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled: the
     convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends neither on
     the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature (also when greedy).
 
@@ -106,9 +106,7 @@ def decode_round(
         active=sound & (remaining > 0) & (lengths + 2 <= cache.capacity),
         new=by_layer(config, NewKeys(fresh, fresh, fresh if config.key_shift else None)),
         last_key=last_key,
-        out=Round(
-            jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32)
-        ),
+        out=Round(jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32)),
     )
 
     def advance(state: _State) -> _State:

@@ -1,7 +1,8 @@
 """Reading and writing Hugging Face model folders: config.json and model.safetensors, for Llama, Qwen2 and Qwen3.
 
-Every tensor of a folder is accounted for, both ways; a config key that would change the computation and is not supported
-is an error, never ignored. Not covered: sharded checkpoints, rope scaling, sliding windows, biases on the output or MLP.
+Every tensor of a folder is accounted for, both ways; a config key that would change the computation and is not
+supported is an error, never ignored. Not covered: sharded checkpoints, rope scaling, sliding windows, biases on the
+output or the MLP.
 """
 
 import json
@@ -48,7 +49,7 @@ def family(config: ModelConfig) -> str:
             ("init='mimetic' with tied embeddings (it scales the input)", config.embed_scale != 1.0),
             ("qk_norm=True with attention_bias=True", config.qk_norm and config.attention_bias),
             (
-                f"head_dim={config.head_dim} with attention_bias=True and d_model/n_heads={config.d_model / config.n_heads}",
+                f"attention_bias=True with head_dim={config.head_dim} and d_model={config.d_model}",
                 config.attention_bias and config.head_dim * config.n_heads != config.d_model,
             ),
         )
@@ -123,7 +124,7 @@ def load(directory: str | pathlib.Path) -> tuple[Params, ModelConfig]:
 
         params = jax.tree_util.tree_map_with_path(read, shapes)
     if unread:
-        raise ValueError(f"{directory}: got {len(unread)} tensors that the config has no place for: {sorted(unread)[:5]}")
+        raise ValueError(f"{directory}: got {len(unread)} tensors the config has no place for: {sorted(unread)[:5]}")
     return params, config
 
 

@@ -25,7 +25,7 @@ def token_logp(
     """
     rows, length, width = hidden.shape
     if targets.shape != (rows, length):
-        raise ValueError(f"targets: got shape {targets.shape}, want {(rows, length)}, that of hidden without its last axis")
+        raise ValueError(f"targets: got shape {targets.shape}, want {(rows, length)}, as hidden without its last axis")
     if chunk < 1:
         raise ValueError(f"chunk: got {chunk}, want at least 1")
     if length == 1:

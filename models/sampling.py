@@ -1,7 +1,7 @@
 """Drawing one token per lane, and the log-probability under which it was drawn.
 
 The log-probability is always that of the *full* softmax at the lane's temperature, which is what the learner computes.
-Top-k and top-p cut the set that is drawn from, not the log-probability: they are for evaluation and refused in training.
+Top-k and top-p cut the set that is drawn from, not the log-probability: for evaluation only, refused in training.
 """
 
 import dataclasses

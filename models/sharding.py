@@ -27,11 +27,10 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: list[ja
     need = data * fsdp * tensor
     if min(data, fsdp, tensor) < 1 or need > len(devices):
         raise ValueError(
-            f"mesh data={data} fsdp={fsdp} tensor={tensor}: got {len(devices)} devices, want {need} (each axis at least 1)"
+            f"mesh data={data} fsdp={fsdp} tensor={tensor}: got {len(devices)} devices, want {need}; "
+            "every axis is at least 1"
         )
-    return jax.make_mesh(
-        (data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:need]
-    )
+    return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:need])
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Params:
@@ -44,8 +43,8 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str | N
         for axis, size, target in zip(axes, leaf.shape, spec, strict=True):
             if target is not None and size % mesh.shape[target]:
                 raise ValueError(
-                    f"{jax.tree_util.keystr(path)}: axis {axis!r} of {size} is not divisible by mesh axis {target!r} of "
-                    f"{mesh.shape[target]}; choose a smaller {target!r} or pass rules with {axis!r}: None"
+                    f"{jax.tree_util.keystr(path)}: axis {axis!r} of {size} is not divisible by mesh axis {target!r} "
+                    f"of {mesh.shape[target]}; choose a smaller {target!r} or pass rules with {axis!r}: None"
                 )
         return NamedSharding(mesh, PartitionSpec(*spec))
 

@@ -120,9 +120,7 @@ def init(config: ModelConfig, key: PRNGKeyArray) -> Params:
 def logical_axes(config: ModelConfig) -> Params:
     """Names of every parameter's axes, in the structure of `init`; leaves are tuples of str."""
     state = nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[1]
-    named = nnx.map_state(
-        lambda path, p: (("layers",) if path[0] == "blocks" else ()) + p.get_metadata("axes"), state
-    )
+    named = nnx.map_state(lambda path, p: (("layers",) if path[0] == "blocks" else ()) + p.get_metadata("axes"), state)
     return nnx.to_pure_dict(named)
 
 

@@ -1,4 +1,4 @@
-"""Decoding with the cache computes what one uncached forward pass computes, whatever the chunks, rounds and neighbours."""
+"""Decoding with the cache computes what one uncached pass computes, whatever the chunks, rounds and neighbours."""
 
 import dataclasses
 from functools import partial
@@ -88,7 +88,12 @@ def test_sampled_logp_equals_the_learners_at_each_temperature(config):
     rows, temperature, got = jnp.array([4, 0, 2]), jnp.array([0.5, 1.0, 1.5]), [{}, {}, {}]
     for _ in range(2):
         cache, out = decode_round(
-            params, config, cache, rows, jnp.array([x[-1] for x in ids]), jnp.array([len(x) - 1 for x in ids]),
+            params,
+            config,
+            cache,
+            rows,
+            jnp.array([x[-1] for x in ids]),
+            jnp.array([len(x) - 1 for x in ids]),
             **lanes(3, temperature=temperature),
         )
         for lane in range(3):
@@ -99,8 +104,14 @@ def test_sampled_logp_equals_the_learners_at_each_temperature(config):
         answer = [[20, 21, 22], [23, 24, 25], [26, 27, 28]]
         chunk = np.array([[x[-1], *a[:-1]] for x, a in zip(ids, answer, strict=True)])
         cache, _ = prefill(
-            params, config, cache, rows, np.pad(chunk, ((0, 0), (0, 5))), jnp.array([len(x) - 1 for x in ids]),
-            jnp.full(3, 3), context=CAPACITY,
+            params,
+            config,
+            cache,
+            rows,
+            np.pad(chunk, ((0, 0), (0, 5))),
+            jnp.array([len(x) - 1 for x in ids]),
+            jnp.full(3, 3),
+            context=CAPACITY,
         )
         ids = [x + a for x, a in zip(ids, answer, strict=True)]
     for lane in range(3):
@@ -120,9 +131,8 @@ def test_tokens_depend_on_neither_neighbours_nor_rounds_nor_lane():
         logp = [[] for _ in order]
         for _ in range(rounds):
             last, lengths = jnp.array([x[-1] for x in ids]), jnp.array([len(x) - 1 for x in ids])
-            cache, out = decode_round(
-                params, SHIFTED, cache, jnp.array([1, 0, 3]), last, lengths, **lanes(3, keys=keys[jnp.array(order)], n=n)
-            )
+            settings = lanes(3, keys=keys[jnp.array(order)], n=n)
+            cache, out = decode_round(params, SHIFTED, cache, jnp.array([1, 0, 3]), last, lengths, **settings)
             for i, x in enumerate(ids):
                 x += out.tokens[i].tolist()
                 logp[i] += out.logp[i].tolist()
@@ -141,7 +151,12 @@ def test_a_group_draws_different_tokens_from_flat_logits():
     """CASES D3: eight members, one prompt, a uniform policy. 20 tokens of 40: two equal members have chance 40^-20."""
     params = jax.tree.map(jnp.zeros_like, transformer.init(PLAIN, jax.random.key(0)))
     _, out = decode_round(
-        params, PLAIN, alloc(PLAIN, 8, CAPACITY), jnp.arange(8), jnp.ones(8, int), jnp.zeros(8, int),
+        params,
+        PLAIN,
+        alloc(PLAIN, 8, CAPACITY),
+        jnp.arange(8),
+        jnp.ones(8, int),
+        jnp.zeros(8, int),
         **lanes(8, n=20, context=0),
     )
     assert len({tuple(row) for row in out.tokens.tolist()}) == 8
@@ -160,7 +175,12 @@ def test_greedy_lanes_follow_the_uncached_argmax_and_stop_where_told():
     assert want[2] not in want[:2]
     cache, _ = fill(params, config, alloc(config, 4, CAPACITY), [0, 1, 2], [[3, 1]] * 3)
     _, out = decode_round(
-        params, config, cache, jnp.array([0, 1, 4]), jnp.array([4, 4, 4]), jnp.array([2, 2, 2]),
+        params,
+        config,
+        cache,
+        jnp.array([0, 1, 4]),
+        jnp.array([4, 4, 4]),
+        jnp.array([2, 2, 2]),
         **lanes(3, greedy=jnp.ones(3, bool), remaining=jnp.array([100, 1, 0]), n=6, end_ids=(want[2], 99)),
     )
     assert out.n_done.tolist() == [3, 1, 0]

@@ -12,9 +12,7 @@ from transformers import AutoConfig
 from models import hf, transformer
 from models.config import ModelConfig
 
-LLAMA = ModelConfig(
-    vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=1e6
-)
+LLAMA = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=1e6)
 FAMILIES = {
     "llama": LLAMA,
     "qwen2": dataclasses.replace(LLAMA, attention_bias=True, tie_embeddings=False),
@@ -52,7 +50,8 @@ def test_layout_is_theirs(tmp_path):
     ours = np.einsum("d,dnh->nh", x, attention["wq"][1]) + attention["bq"][1]
     np.testing.assert_allclose(theirs, ours.reshape(-1), rtol=1e-4, atol=1e-5)
     theirs = tensors["model.layers.0.self_attn.o_proj.weight"] @ x
-    np.testing.assert_allclose(theirs, np.einsum("nh,nhd->d", x.reshape(4, 8), attention["wo"][0]), rtol=1e-4, atol=1e-5)
+    ours = np.einsum("nh,nhd->d", x.reshape(4, 8), attention["wo"][0])
+    np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(tensors["lm_head.weight"], params["lm_head"].T)
 
 
@@ -67,7 +66,8 @@ def test_options_of_no_family_are_refused(tmp_path):
 def test_missing_and_left_over_tensors_are_named(tmp_path):
     hf.save(random_params(LLAMA), LLAMA, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}, tmp_path / "model.safetensors")
+    foreign = {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}
+    save_file(tensors | foreign, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="no place for: .*q_proj.bias"):
         hf.load(tmp_path)
     del tensors["model.layers.1.mlp.up_proj.weight"]

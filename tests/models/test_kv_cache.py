@@ -9,9 +9,7 @@ import pytest
 from models.config import ModelConfig
 from models.kv_cache import NewKeys, alloc, append, copy_row, free, gather
 
-CONFIG = ModelConfig(
-    vocab_size=9, d_model=4, n_layers=2, n_heads=1, n_kv_heads=1, head_dim=2, d_ff=4, key_shift=True
-)
+CONFIG = ModelConfig(vocab_size=9, d_model=4, n_layers=2, n_heads=1, n_kv_heads=1, head_dim=2, d_ff=4, key_shift=True)
 
 
 def new_keys(lanes: int, width: int) -> NewKeys:

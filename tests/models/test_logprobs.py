@@ -1,4 +1,4 @@
-"""logp[b, t] scores targets[b, t] from hidden[b, t-1] under the full softmax at the sampling temperature, in any chunks."""
+"""logp[b, t] scores targets[b, t] from hidden[b, t-1] under the full softmax at the temperature, in any chunks."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ def test_successor_model_scores_its_sequence_with_zero():
 def test_chunks_change_neither_values_nor_gradients(tied, chunk):
     keys = jax.random.split(jax.random.key(0), 4)
     hidden = jax.random.normal(keys[0], (2, 11, 6))
-    params = {"embed": jax.random.normal(keys[1], (20, 6))} | ({} if tied else {"lm_head": jax.random.normal(keys[3], (6, 20))})
+    head = {} if tied else {"lm_head": jax.random.normal(keys[3], (6, 20))}
+    params = {"embed": jax.random.normal(keys[1], (20, 6))} | head
     targets = jax.random.randint(keys[2], (2, 11), 0, 20)
 
     def loss(params, hidden, chunk):

@@ -1,4 +1,4 @@
-"""The log-probability of a drawn token is that of the full softmax at its lane's temperature; lanes draw independently."""
+"""A drawn token's log-probability is that of the full softmax at its lane's temperature; lanes draw independently."""
 
 import jax
 import jax.numpy as jnp

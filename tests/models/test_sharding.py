@@ -30,7 +30,8 @@ PROGRAM = """
     position = np.repeat([[*range(6), *range(8), 0, 1]], 4, 0)
 
     def loss(params, tokens, segment, position):
-        logp, entropy = token_logp(params, transformer.apply(params, config, tokens, segment, position), tokens, chunk=8)
+        hidden = transformer.apply(params, config, tokens, segment, position)
+        logp, entropy = token_logp(params, hidden, tokens, chunk=8)
         return jnp.sum(jnp.where(segment > 0, logp - .1 * entropy, 0.0))
 
     want = jax.jit(jax.value_and_grad(loss))(params, tokens, segment, position)
@@ -52,7 +53,10 @@ def test_eight_devices_equal_one():
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ran.returncode == 0 and "equal" in ran.stdout, ran.stderr[-3000:]
 

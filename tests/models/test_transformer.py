@@ -1,4 +1,4 @@
-"""A packed row computes what its segments compute alone, on every path of the decoder; padding is finite and harmless."""
+"""A packed row computes what its segments compute alone, on every path of the decoder; padding is harmless."""
 
 import dataclasses
 
@@ -27,9 +27,7 @@ def params_of(config: ModelConfig) -> dict:
     params = transformer.init(config, jax.random.key(0))
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten(
-        [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    )
+    return tree.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
 
 
 def packed_row(lengths: tuple[int, ...], total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -98,9 +96,14 @@ def test_a_padded_row_is_finite_and_changes_no_gradient(name):
 
     grad = jax.jit(jax.value_and_grad(loss))
     want = grad(params, tokens, segment, position)
-    two = [np.concatenate([x, filler]) for x, filler in
-           zip((tokens, segment, position), (np.full((1, 16), 7), np.zeros((1, 16), int), np.zeros((1, 16), int)),
-               strict=True)]
+    two = [
+        np.concatenate([x, filler])
+        for x, filler in zip(
+            (tokens, segment, position),
+            (np.full((1, 16), 7), np.zeros((1, 16), int), np.zeros((1, 16), int)),
+            strict=True,
+        )
+    ]
     got = grad(params, *two)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)

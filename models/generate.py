@@ -1,4 +1,4 @@
-"""The engine's compiled pieces: prefill some rows, decode a round of tokens. Pure and jittable; callers donate the cache.
+"""The engine's compiled pieces: prefill some rows, decode a round of tokens. Pure; callers donate the cache.
 
 Shapes are static: the number of lanes, of tokens per round, and `context`, how many cached columns are read at all, so
 that short sessions are cheap. A lane's numbers depend on its own row and on these shapes only, never on other lanes.
@@ -76,7 +76,7 @@ def decode_round(
     greedy: Bool[Array, "S"],
     remaining: Int[Array, "S"],
     *,
-    end_ids: tuple[int, ...] | Int[Array, "e"],
+    end_ids: tuple[int, ...] | Int[Array, " E"],
     n: int,
     context: int,
     top_k: Int[Array, "S"] | None = None,
@@ -85,9 +85,9 @@ def decode_round(
     """Up to n tokens for each of S sessions: feed `last[s]` (position lengths[s], not yet cached), sample, and so on.
 
     A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop
-    stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled: the
-    convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends neither on
-    the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature (also when greedy).
+    stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled:
+    the convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends
+    neither on the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature (also when greedy).
 
     Want lengths <= context <= capacity; a lane that breaks this does nothing and has NaN logp. An unused lane has row
     index `cache.rows` and remaining 0. DONATE `cache`.

@@ -93,7 +93,7 @@ def append(
     return KVCache(k, v, cache.last_key.at[:, target].set(last, mode="drop"))
 
 
-def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "n"]) -> KVCache:
+def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "S"]) -> KVCache:
     """Fork: the whole of one row, copied to others. A target index of `cache.rows` is dropped."""
 
     def spread(x: Float[Array, "L R ..."]) -> Float[Array, "L R ..."]:
@@ -103,6 +103,6 @@ def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "n"]) -
     return jax.tree.map(spread, cache)
 
 
-def free(cache: KVCache, rows: Int[Array, "n"]) -> KVCache:
+def free(cache: KVCache, rows: Int[Array, "S"]) -> KVCache:
     """Erase rows. Not needed for correctness, as nothing past a session's length is ever read; for tests and leaks."""
     return jax.tree.map(lambda x: x.at[:, rows].set(0, mode="drop"), cache)

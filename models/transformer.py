@@ -5,6 +5,7 @@ from there on everything is a pure function of (params, arrays). Equal layers ar
 Not covered: rope scaling, sliding windows, experts.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -127,7 +128,7 @@ def logical_axes(config: ModelConfig) -> Params:
 # --- computation ---------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x: Float[Array, "... d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "... d"]:
+def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
     """x / √(mean x² + ε) · weight, computed in float32 (Zhang & Sennrich 2019), returned in x's dtype."""
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
@@ -234,7 +235,7 @@ def by_layer(config: ModelConfig, stacked: Params) -> Stack:
     """Few layers: a tuple of their trees, so that a loop of decode steps never copies a slice. Many: as they are."""
     if config.n_layers > UNROLLED_LAYERS:
         return stacked
-    return tuple(jax.tree.map(lambda x: x[i], stacked) for i in range(config.n_layers))
+    return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(config.n_layers))
 
 
 def apply_cached(

@@ -87,8 +87,8 @@ def decode_round(
     A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop
     stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled:
     the convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends
-    neither on the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature (also when
-    greedy).
+    neither on the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature
+    (greedy lanes too).
 
     Want lengths <= context <= capacity; a lane that breaks this does nothing and has NaN logp. An unused lane has row
     index `cache.rows` and remaining 0. DONATE `cache`.

@@ -1,4 +1,6 @@
-"""What the engine's thread runs on its device: three compiled programs over one KV cache. Everything crosses here, explicitly."""
+"""What the engine's thread runs on its device: three compiled programs over one KV cache. Everything crosses here,
+explicitly.
+"""
 
 import dataclasses
 from functools import partial
@@ -68,7 +70,9 @@ class Device:
         ends = np.full(END_IDS, -1, np.int32)
         ends[: len(end_ids)] = end_ids
         lanes, ends = jax.device_put((lanes, ends))  # H2D
-        self._cache, out = _decode(params, self._config, self._cache, lanes, ends, context=context, n=n, truncated=truncated)
+        self._cache, out = _decode(
+            params, self._config, self._cache, lanes, ends, context=context, n=n, truncated=truncated
+        )
         return tuple(jax.device_get(out))  # D2H, once a round
 
     def copy(self, source: int, target: int) -> None:

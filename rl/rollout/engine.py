@@ -1,10 +1,10 @@
 """The engine: one thread that owns the sampling device and decodes for many sessions at once.
 
-R *residents* are sessions whose KV stays in a cache row while their world thinks; S *lanes* are the places of one decode round. A
-turn costs its new tokens only: they are prefilled in chunks, then decoded a round of tokens at a time.
+R *residents* are sessions whose KV stays in a cache row while their world thinks; S *lanes* are the places of one
+decode round. A turn costs its new tokens only: they are prefilled in chunks, then decoded a round of tokens at a time.
 
-Same request, same tokens in any batch mix: a token's randomness is fold_in(session key, position), every program has one fixed
-number of rows, and the attention width under which a token is computed is a function of its position alone.
+Same request, same tokens in any batch mix: a token's randomness is fold_in(session key, position), every program has
+one fixed number of rows, and the attention width under which a token is computed is a function of its position alone.
 """
 
 import logging
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,26 +22,18 @@ from models.config import ModelConfig
 from models.sampling import Sampling
 from rl.rollout.device import END_IDS, Device, Lanes
 from rl.rollout.keys import fold_in, request_key  # noqa: F401  (request_key is part of this face)
+from rl.rollout.schedule import Plan, next_plan
 from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request, Session, first_stop
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
 
 
-class _Plan(NamedTuple):
-    """One program to run. A round takes lanes of one attention width and one set of end ids: a lane's own, whoever is beside it."""
-
-    kind: str  # "prefill" or "decode"
-    context: int
-    end_ids: tuple[int, ...]
-    truncated: bool
-    requests: list[Request]
-
-
 class Engine:
     """Continuous batching over a fixed set of compiled shapes (DESIGN sections 4 and 5).
 
-    `view` maps ids to text, for stop strings. `contexts` are the attention widths that are compiled, rising to `capacity`.
-    A prefill batch has `prefill_rows` rows of `prefill_chunk` tokens, a decode round up to `round_tokens` tokens for each of `lanes`.
+    `view` maps ids to text, for stop strings. `contexts` are the attention widths that are compiled, rising to
+    `capacity`. A prefill batch has `prefill_rows` rows of `prefill_chunk` tokens, a decode round up to `round_tokens`
+    tokens for each of `lanes`.
     """
 
     def __init__(
@@ -87,8 +79,8 @@ class Engine:
         self._failure: BaseException | None = None
         self._closing = False
         self._busy_lanes = 0
-        self._counts = dict.fromkeys(
-            ("prefills", "rounds", "swaps", "tokens_sampled", "tokens_kept", "tokens_prefilled", "lanes_used", "prefill_s", "decode_s"), 0
+        self._counts: dict[str, float] = dict.fromkeys(
+            "prefills rounds swaps tokens_sampled tokens_kept tokens_prefilled lanes_used prefill_s decode_s".split(), 0
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -113,7 +105,9 @@ class Engine:
             self._raise_if_ended()
             now = (self._next or self._snapshot).version
             if version < now:
-                raise ValueError(f"publish: got version {version}, want at least {now}, the newest; versions never go back")
+                raise ValueError(
+                    f"publish: got version {version}, want at least {now}, the newest; versions never go back"
+                )
             self._next = fresh
             self._work.notify()
 
@@ -141,7 +135,8 @@ class Engine:
             }
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End the thread after its running program, wake every caller ("closed" or EngineClosed), free all rows; idempotent.
+        """End the thread after its running program, wake every caller ("closed" or EngineClosed), free all rows;
+        idempotent.
 
         Errors: TimeoutError if the thread has not ended after `timeout_s`: a device program hangs.
         """
@@ -153,12 +148,16 @@ class Engine:
         if self._thread.is_alive():
             raise TimeoutError(f"engine: a device program has not returned in {timeout_s} s; the thread is left behind")
 
-    def _generate(self, session: Session, new_ids, max_tokens: int, stop: tuple[str, ...], deadline_s: float | None) -> Turn:
+    def _generate(
+        self, session: Session, new_ids, max_tokens: int, stop: tuple[str, ...], deadline_s: float | None
+    ) -> Turn:
         new = np.asarray(new_ids, np.int64).reshape(-1)
         if max_tokens < 1:
             raise ValueError(f"generate: got {max_tokens=}, want at least 1")
         if len(new) and not 0 <= new.min() <= new.max() < self.config.vocab_size:
-            raise ValueError(f"generate: ids run from {new.min()} to {new.max()}, want 0 to {self.config.vocab_size - 1}")
+            raise ValueError(
+                f"generate: ids run from {new.min()} to {new.max()}, want 0 to {self.config.vocab_size - 1}"
+            )
         stop_ids = self._ids_that_stop(stop)
         with self._lock:
             self._raise_if_failed()
@@ -171,7 +170,9 @@ class Engine:
             if first == 0:
                 raise ValueError("generate: got no ids for an empty session, want at least one to sample after")
             if first >= self.capacity:
-                raise CapacityError(f"{first} ids leave no room for a token in {self.capacity=}; shorten the prompt or raise capacity")
+                raise CapacityError(
+                    f"{first} ids leave no room for a token in {self.capacity=}; shorten the prompt or raise capacity"
+                )
             session._ids.extend(new.tolist())
             request = Request(session, before, first, max_tokens, stop, (self._end_ids + stop_ids)[:END_IDS])
             session._request = request
@@ -184,12 +185,16 @@ class Engine:
                 del session._ids[before:]
                 # A program that runs now may still write to the row: with a key shift also over the last key.
                 session._cached = 0 if self.config.key_shift else min(session._cached, before)
-                raise TimeoutError(f"generate: no complete turn in {deadline_s} s; raise deadline_s, or lower the load on {self.lanes} lanes")
+                raise TimeoutError(
+                    f"generate: no complete turn in {deadline_s} s; raise deadline_s, or use fewer sessions"
+                )
             self._raise_if_failed()
             return Turn(session._ids[first : first + len(request.logp)], request.logp, request.version, request.reason)
 
     def _ids_that_stop(self, stop: tuple[str, ...]) -> tuple[int, ...]:
-        """Ids whose own text holds a stop string. With tags as single tokens nearly every turn ends at one, on the device."""
+        """Ids whose own text holds a stop string. With tags as single tokens nearly every turn ends at one, on the
+        device.
+        """
         if not stop:
             return ()
         if any(not s for s in stop):
@@ -202,7 +207,9 @@ class Engine:
                 self._stop_ids[stop] = known
         return known
 
-    def _admit(self, keys: Sequence[UInt32[np.ndarray, "2"]], sampling: Sampling, timeout_s: float | None) -> list[Session]:
+    def _admit(
+        self, keys: Sequence[UInt32[np.ndarray, "2"]], sampling: Sampling, timeout_s: float | None
+    ) -> list[Session]:
         if len(keys) > self.residents:
             raise ValueError(f"got {len(keys)} sessions at once, want at most {self.residents} (residents)")
         me = object()
@@ -214,7 +221,9 @@ class Engine:
                 )
                 self._raise_if_ended()
                 if not ready:
-                    raise TimeoutError(f"open: no {len(keys)} free rows of {self.residents} in {timeout_s} s; raise residents or close sessions")
+                    raise TimeoutError(
+                        f"open: no {len(keys)} free rows of {self.residents} in {timeout_s} s; close sessions"
+                    )
                 sessions = [Session(self, self._free.pop(), key, sampling) for key in keys]
                 self._sessions.update(sessions)
                 return sessions
@@ -247,7 +256,8 @@ class Engine:
             if session._request is not None:
                 self._finish(session._request, "closed")
             self._sessions.discard(session)
-            # At once, even in the middle of a round: programs run one after the other, and the row's next owner starts from nothing.
+            # At once, even in the middle of a round: programs run one after the other, and the row's next
+            # owner starts from nothing.
             self._free.append(session.row)
             self._rows.notify_all()
 
@@ -266,7 +276,9 @@ class Engine:
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
-            raise EngineError(f"the engine thread died: {type(self._failure).__name__}: {self._failure}") from self._failure
+            raise EngineError(
+                f"the engine thread died: {type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
 
     def _raise_if_ended(self) -> None:
         self._raise_if_failed()
@@ -296,7 +308,8 @@ class Engine:
                     finally:
                         done.set()
                 with self._lock:
-                    plan = self._plan()
+                    plan = next_plan(self._requests, self.contexts, prefill_rows=self._prefill_rows, lanes=self.lanes)
+                    self._busy_lanes = len(plan.requests) if plan is not None and plan.kind == "decode" else 0
                 if plan is not None:
                     (self._prefill if plan.kind == "prefill" else self._decode)(plan)
         except BaseException as error:  # every caller hears of it, now and later
@@ -324,36 +337,7 @@ class Engine:
             session._cached = 0
         self._counts["swaps"] += 1
 
-    def _plan(self) -> _Plan | None:
-        """Which program to run next, and for whom (under the lock)."""
-        groups: dict[tuple, list[Request]] = {}
-        for request in self._requests:
-            s = request.session
-            if s._cached < len(s._ids) - 1:
-                program = ("prefill", self._context(s._cached), (), False)
-            else:
-                program = ("decode", self._context(s._cached), request.end_ids, s.sampling.truncated)
-            groups.setdefault(program, []).append(request)
-        if not groups:
-            return None
-        width = {"prefill": self._prefill_rows, "decode": self.lanes}
-        # A program costs the same however full: the fullest first. Waiting counts as fullness, so that nobody starves.
-        program = max(groups, key=lambda p: sum(1 + r.waited for r in groups[p][: width[p[0]]]) / width[p[0]])
-        # Stable: those that waited equally long go in order of arrival.
-        chosen = sorted(groups[program], key=lambda r: -r.waited)[: width[program[0]]]
-        for request in self._requests:
-            request.waited += 1
-        for request in chosen:
-            request.waited = 0
-        if program[0] == "decode":
-            self._busy_lanes = len(chosen)
-        return _Plan(*program, chosen)
-
-    def _context(self, cached: int) -> int:
-        """The attention width for a session: a function of its own length alone. 0, no cache at all, for a first chunk."""
-        return next(c for c in (0, *self.contexts) if c >= cached)
-
-    def _prefill(self, plan: _Plan) -> None:
+    def _prefill(self, plan: Plan) -> None:
         began = time.monotonic()
         rows = np.full(self._prefill_rows, self.residents, np.int32)  # beyond the last row: nothing is written
         tokens = np.zeros((self._prefill_rows, self._prefill_chunk), np.int32)
@@ -373,13 +357,18 @@ class Engine:
             self._counts["tokens_prefilled"] += int(n_new.sum())
             self._counts["prefill_s"] += time.monotonic() - began
 
-    def _decode(self, plan: _Plan) -> None:
+    def _decode(self, plan: Plan) -> None:
         began = time.monotonic()
         with self._lock:
             requests = [r for r in plan.requests if r.reason is None]  # not closed or timed out since the plan
             lanes = self._lane_arrays(requests)
         tokens, logp, count = self._device.decode(
-            self._snapshot.params, lanes, plan.end_ids, context=plan.context, n=self._round_tokens, truncated=plan.truncated
+            self._snapshot.params,
+            lanes,
+            plan.end_ids,
+            context=plan.context,
+            n=self._round_tokens,
+            truncated=plan.truncated,
         )
         with self._lock:
             for i, request in enumerate(requests):
@@ -399,7 +388,8 @@ class Engine:
             s, how = request.session, request.session.sampling
             lanes.rows[i], lanes.last[i], lanes.lengths[i], lanes.keys[i] = s.row, s._ids[-1], s._cached, s.key
             lanes.remaining[i] = min(request.max_tokens - len(request.logp), self.capacity - len(s._ids))
-            lanes.temperature[i], lanes.greedy[i], lanes.top_k[i], lanes.top_p[i] = how.temperature, how.greedy, how.top_k, how.top_p
+            lanes.temperature[i], lanes.greedy[i] = how.temperature, how.greedy
+            lanes.top_k[i], lanes.top_p[i] = how.top_k, how.top_p
         return lanes
 
     def _take(self, request: Request, tokens: list[int], logp: list[float]) -> None:
@@ -428,7 +418,8 @@ class Engine:
     def _rewind(self, session: Session, length: int) -> None:
         """Forget cached ids from `length` on."""
         if session._cached > length:
-            # The shifted key of the next id needs the raw key of the one before, and the cache has the newest one's only.
+            # The shifted key of the next id needs the raw key of the one before, and the cache has the
+            # newest one's only.
             session._cached = 0 if self.config.key_shift else length
 
     def _compile(self) -> None:
@@ -438,7 +429,10 @@ class Engine:
         lanes = Lanes.idle(self.lanes, no_row=self.residents)
         for context in (0, *self.contexts):
             self._device.prefill(self._snapshot.params, rows, tokens, none, none, context=context)
-            self._device.decode(self._snapshot.params, lanes, (), context=context, n=self._round_tokens, truncated=False)
+        for context in self.contexts:
+            self._device.decode(
+                self._snapshot.params, lanes, (), context=context, n=self._round_tokens, truncated=False
+            )
         self._device.copy(0, 0)
 
 

@@ -13,7 +13,9 @@ def request_key(seed: int, ticket: int, member: int) -> UInt32[np.ndarray, "2"]:
     Errors: ValueError for a number outside [0, 2³¹) (seed) or [0, 2³²).
     """
     if not 0 <= seed < 2**31:
-        raise ValueError(f"request_key: got {seed=}, want 0 <= seed < 2**31 (jax reads larger ones differently by platform)")
+        raise ValueError(
+            f"request_key: got {seed=}, want 0 <= seed < 2**31 (jax reads larger ones differently by platform)"
+        )
     return fold_in(fold_in(np.array([0, seed], np.uint32), ticket), member)
 
 

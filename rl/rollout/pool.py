@@ -1,8 +1,9 @@
 """Environment threads around one engine: groups in, finished groups out.
 
-A job is one episode: (ticket, task, member). Each thread `env-i` owns one world. A group leaves the table whichever way its members
-end: scored, left out as ENV_ERROR after the retry budget, or CANCELLED by `close`. A world that raises, answers garbage or hangs
-past its deadline is data; anything else that raises is a fault of the program and reaches whoever waits for groups.
+A job is one episode: (ticket, task, member). Each thread `env-i` owns one world. A group leaves the table whichever way
+its members end: scored, left out as ENV_ERROR after the retry budget, or CANCELLED by `close`. A world that raises,
+answers garbage or hangs past its deadline is data; anything else that raises is a fault of the program and reaches
+whoever waits for groups.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Any
 from envs.base import Env, EnvError, Task
 from models.sampling import Sampling
 from rl.rollout.engine import EngineClosed, request_key
+from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
 
@@ -30,7 +32,9 @@ class PoolClosed(PoolError):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The episodes of one ticket, by member. `dropped`: too few were scored to compare; the ticket's place goes to the next."""
+    """The episodes of one ticket, by member. `dropped`: too few were scored to compare; the ticket's place goes to the
+    next.
+    """
 
     ticket: int
     task: Task
@@ -54,14 +58,12 @@ class _Open:
 
 
 @dataclasses.dataclass(eq=False)
-class _Slot:
+class _Slot(Watch):
     """One environment thread and what it is doing now."""
 
-    index: int
     thread: threading.Thread | None = None
     job: tuple[_Open, int] | None = None
     session: Any = None
-    call_since: float | None = None  # monotonic seconds at which the running world call began
     lost: bool = False
 
 
@@ -69,10 +71,11 @@ class Pool:
     """`threads` worlds playing episodes against one engine.
 
     `make_env` makes one world, in the thread that plays it. `episode` is `rl.rollout.worker.run_episode`, called as
-    `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs the world its
-    thread. A member that ended as ENV_ERROR is tried `retries` times more, a group `group_retries` times in all; with fewer than
-    `min_scored` scored members the group is dropped. `max_groups` bounds the groups submitted and not yet taken.
-    `failures_in_row` world errors without one scored episode between, or `watchdog_s` without any progress, are fatal.
+    `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
+    the world its thread. A member that ended as ENV_ERROR is tried `retries` times more, a group `group_retries` times
+    in all; with fewer than `min_scored` scored members the group is dropped. `max_groups` bounds the groups submitted
+    and not yet taken. `failures_in_row` world errors without one scored episode between, or `watchdog_s` without any
+    progress, are fatal.
     """
 
     def __init__(
@@ -116,7 +119,8 @@ class Pool:
         self._progress_s = time.monotonic()
         self._failed_in_row = 0
         self._counts = dict.fromkeys(
-            ("groups_submitted", "groups_done", "groups_dropped", "groups_cancelled", "episodes", "env_errors", "retries", "lost_threads"), 0
+            "groups_submitted groups_done groups_dropped groups_cancelled episodes env_errors retries lost_threads".split(),
+            0,
         )
         self._slots: list[_Slot] = []
         self._lost: list[_Slot] = []
@@ -131,15 +135,16 @@ class Pool:
     def submit_group(self, ticket: int, task: Task, size: int) -> None:
         """Queue `size` episodes of `task`; blocks while `max_groups` are submitted and not yet taken.
 
-        Member m samples with `request_key(seed, ticket, m)`. Errors: PoolClosed after `close`; PoolError when the pool has failed.
+        Member m samples with `request_key(seed, ticket, m)`. Errors: PoolClosed after `close`; PoolError when the pool
+        has failed.
         """
         self._submit(ticket, task, size, self._sampling, self._seed, self._results)
 
     def next_group(self, timeout_s: float | None = None) -> Group:
         """The next finished group, in order of completion; after `close`, those that had finished before.
 
-        Errors: TimeoutError after `timeout_s`; PoolClosed after `close`; PoolError, with its cause, when the pool has failed or when
-        nothing was submitted that could still finish.
+        Errors: TimeoutError after `timeout_s`; PoolClosed after `close`; PoolError, with its cause, when the pool has
+        failed or when nothing was submitted that could still finish.
         """
         return self._take(self._results, timeout_s)
 
@@ -153,14 +158,24 @@ class Pool:
         first_ticket: int = 0,
         on_group: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
-        """Play each task `samples` times, in the order of `tasks`: for evaluation. Its groups never mix with `next_group`'s.
+        """Play each task `samples` times, in the order of `tasks`: for evaluation. Its groups never mix with
+        `next_group`'s.
 
-        Task i has ticket `first_ticket + i` under `seed` (the pool's own by default). `on_group` is called at each completion.
+        Task i has ticket `first_ticket + i` under `seed` (the pool's own by default). `on_group` is called at each
+        completion.
         Errors: as `next_group`.
         """
         inbox: deque[Group] = deque()
         for i, task in enumerate(tasks):
-            self._submit(first_ticket + i, task, samples, sampling or self._sampling, self._seed if seed is None else seed, inbox, bounded=False)
+            self._submit(
+                first_ticket + i,
+                task,
+                samples,
+                sampling or self._sampling,
+                self._seed if seed is None else seed,
+                inbox,
+                bounded=False,
+            )
         groups: dict[int, Group] = {}
         for _ in tasks:
             group = self._take(inbox, None)
@@ -174,10 +189,17 @@ class Pool:
             waiting = len(self._results)
             threads = sum(s.thread is not None and s.thread.is_alive() for s in self._slots)
             hung = sum(s.thread is not None and s.thread.is_alive() for s in self._lost)
-            return {**self._counts, "groups_open": len(self._groups), "groups_waiting": waiting, "live_threads": threads, "hung_threads": hung}
+            return {
+                **self._counts,
+                "groups_open": len(self._groups),
+                "groups_waiting": waiting,
+                "live_threads": threads,
+                "hung_threads": hung,
+            }
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Cancel what runs, wake whoever waits, join every thread; idempotent. True when no thread but a hung one is left.
+        """Cancel what runs, wake whoever waits, join every thread; idempotent. True when no thread but a hung one is
+        left.
 
         The engine is not the pool's and stays open, with no session of this pool.
         """
@@ -220,7 +242,9 @@ class Pool:
     def _take(self, inbox: deque, timeout_s: float | None) -> Group:
         with self._lock:
             if not inbox and not self._groups and not self._ended():
-                raise PoolError("next_group: no group is open and none is waiting, so none can come; call submit_group first")
+                raise PoolError(
+                    "next_group: no group is open and none is waiting, so none can come; call submit_group first"
+                )
             if not self._lock.wait_for(lambda: inbox or self._ended(), timeout_s):
                 raise TimeoutError(f"next_group: none of {len(self._groups)} open groups finished in {timeout_s} s")
             if self._failure is not None or not inbox:
@@ -234,7 +258,9 @@ class Pool:
 
     def _raise_if_ended(self) -> None:
         if self._failure is not None:
-            raise PoolError(f"the rollout pool has failed: {type(self._failure).__name__}: {self._failure}") from self._failure
+            raise PoolError(
+                f"the rollout pool has failed: {type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
         if self._stop.is_set():
             raise PoolClosed("the rollout pool is closed; make a new Pool")
 
@@ -249,12 +275,12 @@ class Pool:
             self._failed_in_row += 1
             if self._failed_in_row >= self._failures_in_row and self._failure is None:
                 note = trajectory.facts.get("error", "no note")
-                self._fail(EnvError(f"{self._failed_in_row} episodes in a row ended as ENV_ERROR; the last: {note}. Is the world up?"))
+                self._fail(EnvError(f"{self._failed_in_row} episodes in a row ended as ENV_ERROR; the last: {note}"))
             group.attempts[member] += 1
             if group.attempts[member] <= self._retries and group.retries < self._group_retries and not self._ended():
                 group.retries += 1
                 self._counts["retries"] += 1
-                self._jobs.appendleft((group, member))  # first in line, so that its group does not wait for it at the end
+                self._jobs.appendleft((group, member))  # first in line: the rest of its group waits for it
                 self._lock.notify_all()
                 return
         elif trajectory.status.scored:
@@ -289,7 +315,7 @@ class Pool:
         slot.thread.start()
 
     def _work(self, slot: _Slot) -> None:
-        env: _Timed | None = None
+        env: WatchedEnv | None = None
         try:
             while True:
                 with self._lock:
@@ -312,11 +338,13 @@ class Pool:
             if env is not None:
                 env.discard()
 
-    def _play(self, slot: _Slot, env: "_Timed | None", group: _Open, member: int) -> "tuple[Trajectory, _Timed | None]":
+    def _play(
+        self, slot: _Slot, env: "WatchedEnv | None", group: _Open, member: int
+    ) -> "tuple[Trajectory, WatchedEnv | None]":
         """One attempt of one episode. The world is kept for the next one only when this one ended well."""
         try:
             if env is None:
-                env = _Timed(slot, self._make_env)
+                env = WatchedEnv(slot, self._make_env)
             session = self._open(slot, group, member)
         except EnvError as error:
             return _empty(group, member, Status.ENV_ERROR, repr(error)), None
@@ -324,14 +352,18 @@ class Pool:
             return _empty(group, member, Status.CANCELLED, "the pool was closed"), env
         try:
             limits = {**self._limits, "call_deadline_s": self._call_deadline_s}
-            trajectory = self._episode(env, group.task, self._codec, session, ticket=group.ticket, member=member, **limits)
+            trajectory = self._episode(
+                env, group.task, self._codec, session, ticket=group.ticket, member=member, **limits
+            )
         except EnvError as error:
             trajectory = _empty(group, member, Status.ENV_ERROR, repr(error))
         finally:
             session.close()
             slot.session = None
         if not isinstance(trajectory, Trajectory):
-            raise TypeError(f"episode of task {group.task.task_id!r}: got {type(trajectory).__name__}, want a Trajectory")
+            raise TypeError(
+                f"episode of task {group.task.task_id!r}: got {type(trajectory).__name__}, want a Trajectory"
+            )
         if trajectory.status is Status.ENV_ERROR:
             env.discard()  # whatever broke may have left it half-way
             env = None
@@ -375,7 +407,11 @@ class Pool:
             sessions = [self._replace(slot) for slot in hung]
             if self._groups and self._failure is None and now - self._progress_s > self._watchdog_s:
                 engine = self._engine.stats()
-                self._fail(PoolError(f"no episode ended in {self._watchdog_s} s, {len(self._groups)} groups open; engine: {engine}"))
+                self._fail(
+                    PoolError(
+                        f"no episode ended in {self._watchdog_s} s, {len(self._groups)} groups open; engine: {engine}"
+                    )
+                )
             # A call that begins later has a later deadline: the earliest of those running now is the next to look at.
             due = [since + self._call_deadline_s for s in self._slots if (since := s.call_since) is not None]
             pause = min([*due, now + self._call_deadline_s, now + self._watchdog_s]) - now
@@ -401,45 +437,6 @@ class Pool:
         self._slots.remove(slot)
         self._lost.append(slot)
         self._counts["lost_threads"] += 1
-
-
-class _Timed:
-    """A world whose calls are on the clock and whose failures, of whatever type, come out as EnvError."""
-
-    def __init__(self, slot: _Slot, make_env: Callable[[], Env]):
-        self._slot = slot
-        self._env = self._call("make_env", make_env)
-
-    @property
-    def spec(self):
-        return self._env.spec
-
-    def reset(self, task: Task):
-        return self._call("reset", self._env.reset, task)
-
-    def step(self, action: str):
-        return self._call("step", self._env.step, action)
-
-    def close(self) -> None:
-        """Nothing: the thread closes its world, with `discard`."""
-
-    def discard(self) -> None:
-        """Close the world; a world that fails even at this is only logged."""
-        try:
-            self._call("close", self._env.close)
-        except EnvError as error:
-            logging.warning("env-%d: %s", self._slot.index, error)
-
-    def _call(self, name: str, fn: Callable, *args):
-        self._slot.call_since = time.monotonic()
-        try:
-            return fn(*args)
-        except EnvError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{name}: {type(error).__name__}: {error}") from error
-        finally:
-            self._slot.call_since = None
 
 
 def _empty(group: _Open, member: int, status: Status, note: str) -> Trajectory:

@@ -59,21 +59,27 @@ class Session:
         """Everything consumed and sampled so far."""
         return list(self._ids)
 
-    def generate(self, new_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), deadline_s: float | None = None) -> Turn:
+    def generate(
+        self, new_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), deadline_s: float | None = None
+    ) -> Turn:
         """Consume `new_ids`, then sample up to `max_tokens` tokens.
 
-        The turn ends with "stop" at the token whose text completes a stop string (kept; the text is that of the turn's ids alone), with
-        "end" at an end id (kept), with "length" at `max_tokens` or a full row, with "closed" when session or engine are closed meanwhile.
-        Errors: CapacityError if `new_ids` leave no room for a token; TimeoutError after `deadline_s` seconds; either leaves the session as
-        it was before the call. EngineError when the engine's thread died.
+        The turn ends with "stop" at the token whose text completes a stop string (kept; the text is that of the turn's
+        ids alone), with "end" at an end id (kept), with "length" at `max_tokens` or a full row, with "closed" when
+        session or engine are closed meanwhile.
+        Errors: CapacityError if `new_ids` leave no room for a token; TimeoutError after `deadline_s` seconds; either
+        leaves the session as it was before the call. EngineError when the engine's thread died.
         """
         return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s)
 
-    def fork(self, n: int, *, keys: Sequence[UInt32[np.ndarray, "2"]] | None = None, timeout_s: float | None = None) -> "list[Session]":
-        """`n` new sessions with these ids and a copy of this KV; session i samples with keys[i], or fold_in(key, 2³¹ + i).
+    def fork(
+        self, n: int, *, keys: Sequence[UInt32[np.ndarray, "2"]] | None = None, timeout_s: float | None = None
+    ) -> "list[Session]":
+        """`n` new sessions with these ids and a copy of this KV; session i samples with keys[i], or fold_in(key, 2³¹ +
+        i).
 
-        Blocks until `n` rows are free: threads that all hold sessions and wait for forks wait for each other, so give `timeout_s`
-        where that can be. Errors: as `Engine.open`.
+        Blocks until `n` rows are free: threads that all hold sessions and wait for forks wait for each other, so give
+        `timeout_s` where that can be. Errors: as `Engine.open`.
         """
         return self._engine._fork(self, n, keys, timeout_s)
 
@@ -89,7 +95,9 @@ class Session:
 
 
 def first_stop(view: Callable[[list[int]], str], ids: list[int], seen: int, stop: Sequence[str]) -> int | None:
-    """Least n > `seen` such that the text of ids[:n] holds a stop string; None if there is none. ids[:seen] is known to hold none."""
+    """Least n > `seen` such that the text of ids[:n] holds a stop string; None if there is none. ids[:seen] is known to
+    hold none.
+    """
     if not stop or not any(s in view(ids) for s in stop):
         return None
     return next(n for n in range(seen + 1, len(ids) + 1) if any(s in view(ids[:n]) for s in stop))

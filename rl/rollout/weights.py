@@ -1,7 +1,7 @@
 """Versioned snapshots of the policy's parameters.
 
-The learner donates its own state at every step, so the arrays it holds now are gone after the next step. Whoever serves weights
-serves a copy in buffers of its own.
+The learner donates its own state at every step, so the arrays it holds now are gone after the next step. Whoever serves
+weights serves a copy in buffers of its own.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ class Snapshot:
 
 
 def snapshot(params: Any, version: int, *, dtype: str | None = None, shardings: Any = None) -> Snapshot:
-    """Copy `params` into fresh buffers, through one jitted cast (`dtype`, of the floating leaves) and reshard (`shardings`).
+    """Copy `params` into fresh buffers, through one jitted cast (`dtype`, of the floating leaves) and reshard
+    (`shardings`).
 
     The copy is enqueued before this returns, so a donation of `params` by a later program cannot reach it.
     Does not cover: meshes that share no device with the learner's (a transfer between processes).
@@ -54,7 +55,8 @@ def _copier(dtype: str | None, shardings: _Same):
 def _cast(params: Any, dtype: str | None) -> Any:
     def leaf(x):
         floating = jnp.issubdtype(x.dtype, jnp.floating)
-        # jnp.copy, because jit may hand an untouched input through as its output: the very buffer that the learner donates
+        # jnp.copy, because jit may hand an untouched input through as its output: the very buffer that the
+        # learner donates
         return x.astype(dtype) if dtype is not None and floating and x.dtype != jnp.dtype(dtype) else jnp.copy(x)
 
     return jax.tree.map(leaf, params)

@@ -1,7 +1,8 @@
 """Laws between the engine and the learner's side of the model.
 
-engine logp == learner logp · a token's logp is that of the weights of its version, also after a swap in the middle of a turn · same
-request, same tokens in any batch mix · an interrupted request goes on as an uninterrupted one · after close() nothing is left.
+engine logp == learner logp · a token's logp is that of the weights of its version, also after a swap in the middle of a
+turn · same request, same tokens in any batch mix · an interrupted request goes on as an uninterrupted one · after
+close() nothing is left.
 """
 
 import threading
@@ -31,8 +32,9 @@ def make_params(config, seed=0):
 
 def make_engine(config, params, **kwargs):
     options = {
-        "version": 0, "lanes": 4, "residents": 6, "capacity": CAPACITY, "view": lambda ids: "".join(chr(48 + i) for i in ids),
-        "end_ids": (), "round_tokens": 4, "prefill_rows": 3, "prefill_chunk": 8, "contexts": (24, CAPACITY), **kwargs,
+        "version": 0, "lanes": 4, "residents": 6, "capacity": CAPACITY, "view": lambda ids: "".join(chr(48 + i) for i in
+        ids), "end_ids": (), "round_tokens": 4, "prefill_rows": 3, "prefill_chunk": 8, "contexts": (24, CAPACITY),
+        **kwargs,
     }  # fmt: skip
     return Engine(config, params, **options)
 
@@ -79,7 +81,9 @@ def sampled(worlds, turns):
 def test_engine_logp_is_learner_logp(config, temperature):
     params = make_params(config)
     engine = make_engine(config, params)
-    episodes = together([lambda i=i: play(engine, request_key(0, i, 0), Sampling(temperature=temperature), worlds(i)) for i in range(6)])
+    episodes = together(
+        [lambda i=i: play(engine, request_key(0, i, 0), Sampling(temperature=temperature), worlds(i)) for i in range(6)]
+    )
     engine.close()
     for i, (ids, turns) in enumerate(episodes):
         position, logp, _ = sampled(worlds(i), turns)
@@ -88,9 +92,26 @@ def test_engine_logp_is_learner_logp(config, temperature):
 
 
 @CONFIGS
+def test_tokens_that_were_sampled_past_a_stop_leave_no_trace(config):
+    """Stop strings that the device does not watch are found after the round; what the round sampled beyond is undone."""
+    params = make_params(config)
+    engine = make_engine(config, params)
+    stop = tuple(chr(48 + a) + chr(48 + b) for a in range(64) for b in range(a % 3, 64, 3))  # a third of all pairs
+    given = worlds(4, turns=4)
+    with engine.open(request_key(0, 4, 0), Sampling()) as session:
+        turns = [session.generate(new_ids, max_tokens=9, stop=stop) for new_ids in given]
+        ids = session.ids
+    stats = engine.stats()
+    engine.close()
+    assert stats["tokens_sampled"] > stats["tokens_kept"] and {t.reason for t in turns} >= {"stop"}
+    position, logp, _ = sampled(given, turns)
+    np.testing.assert_allclose(logp, learner_logp(config, params, ids, 1.0)[position], atol=1e-4, rtol=0)
+
+
+@CONFIGS
 @pytest.mark.parametrize("rounds", [0, 1, 3, 4, 6])
 def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
-    """Weights change after a number of rounds: before the first, in the middle of a turn, between turns (CASES D5, D9)."""
+    """CASES D5, D9: weights change after so many rounds: before the first, in the middle of a turn, between turns."""
     params = [make_params(config, seed) for seed in (0, 1)]
     engine = make_engine(config, params[0])
     decode, ran = engine._device.decode, []
@@ -120,7 +141,9 @@ def test_repeated_prompt_after_an_update_is_a_cold_engines_answer(config):
     prompt = list(range(20))
     session.generate(prompt, max_tokens=9)
     warm.publish(new, 1)
-    assert play(warm, request_key(0, 1, 0), Sampling(), [prompt]) == play(cold, request_key(0, 1, 0), Sampling(), [prompt])
+    assert play(warm, request_key(0, 1, 0), Sampling(), [prompt]) == play(
+        cold, request_key(0, 1, 0), Sampling(), [prompt]
+    )
     # A session from before the update goes on as a cold one that is given all its ids.
     ids = session.ids
     turn = session.generate([3], max_tokens=9)
@@ -132,13 +155,16 @@ def test_repeated_prompt_after_an_update_is_a_cold_engines_answer(config):
 
 @CONFIGS
 def test_same_request_same_tokens_in_any_batch_mix(config):
-    """Alone, among few, in a crowd that waits for lanes and rows, in another order, with other neighbours: bit for bit."""
+    """Alone, among few, in a crowd that waits for lanes and rows, in another order, beside others: bit for bit."""
     params = make_params(config)
     request = (request_key(0, 5, 1), Sampling(temperature=1.2), worlds(5))
 
     def run(neighbours, place):
         engine = make_engine(config, params)
-        calls = [lambda i=i: play(engine, request_key(1, i, 0), Sampling(temperature=0.7), worlds(i), 5 + i % 5) for i in neighbours]
+        calls = [
+            lambda i=i: play(engine, request_key(1, i, 0), Sampling(temperature=0.7), worlds(i), 5 + i % 5)
+            for i in neighbours
+        ]
         calls.insert(place, lambda: play(engine, *request))
         out = together(calls)[place]
         engine.close()

@@ -133,7 +133,7 @@ def test_first_stop_is_the_token_that_completes_the_string():
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("at", [0, 2, 4, 6])
 def test_stop_string_keeps_the_crossing_token_and_forgets_the_rest(engine, params, at, width):
-    """The string may lie inside a round, across two, or begin the turn; the session goes on as if nothing followed it."""
+    """The string may lie inside a round, across two, or begin the turn; the session goes on as if nothing followed."""
     free = engine.open(key(3), Sampling(temperature=1.5)).generate(PROMPT, max_tokens=12)
     stop = view(free.ids[at : at + width])
     n = next(n for n in range(1, 13) if stop in view(free.ids[:n]))

@@ -1,14 +1,20 @@
-"""The pool: a group leaves the table whichever way its members end, nobody waits for ever, and close() leaves nothing behind."""
+"""The pool: a group leaves the table whichever way its members end, nobody waits for ever, and close() leaves nothing
+behind.
+"""
 
 import itertools
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from envs.base import EnvError, EnvSpec, Observation, Step, Task
+from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
+from models import transformer
+from models.config import ModelConfig
 from models.sampling import Sampling
+from rl.rollout.engine import Engine
 from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool, PoolClosed, PoolError
 from rl.types import Row, Status, Trajectory
@@ -68,7 +74,13 @@ class FakeEnv:
 
 
 def row():
-    return Row(np.array([1, 2], np.int32), np.zeros(2, np.int32), np.array([False, True]), np.array([0, -1], np.float32), np.array([-1, 0], np.int32))
+    return Row(
+        np.array([1, 2], np.int32),
+        np.zeros(2, np.int32),
+        np.array([False, True]),
+        np.array([0, -1], np.float32),
+        np.array([-1, 0], np.int32),
+    )
 
 
 def episode(env, task, codec, session, *, ticket, member, call_deadline_s):
@@ -111,7 +123,9 @@ def test_groups_come_back_complete_and_in_member_order():
     for ticket in range(5):
         pool.submit_group(ticket, TASK, 3)
     groups = sorted((pool.next_group(5) for _ in range(5)), key=lambda g: g.ticket)
-    assert [[(t.ticket, t.member) for t in g.trajectories] for g in groups] == [[(i, m) for m in range(3)] for i in range(5)]
+    assert [[(t.ticket, t.member) for t in g.trajectories] for g in groups] == [
+        [(i, m) for m in range(3)] for i in range(5)
+    ]
     assert not any(g.dropped for g in groups)
     # Randomness is addressed, whichever thread took the job.
     assert sorted(engine.keys) == sorted(tuple(request_key(7, t, m)) for t in range(5) for m in range(3))
@@ -120,9 +134,11 @@ def test_groups_come_back_complete_and_in_member_order():
     assert (stats["groups_done"], stats["groups_open"], stats["live_threads"], len(engine.sessions)) == (5, 0, 0, 0)
 
 
-@pytest.mark.parametrize("pair", itertools.product(["ok", "raise", "timeout", "garbage", "cancel"], repeat=2), ids="-".join)
+@pytest.mark.parametrize(
+    "pair", itertools.product(["ok", "raise", "timeout", "garbage", "cancel"], repeat=2), ids="-".join
+)
 def test_every_pair_of_outcomes_closes_its_group(pair):
-    """CASES E3: a group of four of which two members end in any way; the others are scored and the group is delivered."""
+    """CASES E3: a group of four of which two members end in any way; the others are scored, the group delivered."""
     release = threading.Event()
 
     def play(action):
@@ -167,7 +183,9 @@ def test_a_retry_may_succeed_and_the_world_is_a_fresh_one():
         made.append(FakeEnv(play))
         return made[-1]
 
-    pool = Pool(FakeEngine(), make_env, None, threads=1, seed=0, sampling=Sampling(), call_deadline_s=5, episode=episode)
+    pool = Pool(
+        FakeEngine(), make_env, None, threads=1, seed=0, sampling=Sampling(), call_deadline_s=5, episode=episode
+    )
     pool.submit_group(0, TASK, 2)
     group = pool.next_group(5)
     assert [t.status for t in group.trajectories] == [Status.DONE] * 2 and group.retries == 2
@@ -246,7 +264,12 @@ def test_close_is_bounded_with_blocked_producers_generation_and_consumer():
         pool.next_group(0)
     assert pool.close()  # idempotent
     stats = pool.stats()
-    assert (stats["groups_open"], stats["groups_cancelled"], stats["live_threads"], len(engine.sessions)) == (0, 1, 0, 0)
+    assert (stats["groups_open"], stats["groups_cancelled"], stats["live_threads"], len(engine.sessions)) == (
+        0,
+        1,
+        0,
+        0,
+    )
 
 
 def test_a_consumer_blocked_in_next_group_wakes_on_close():
@@ -287,7 +310,17 @@ def test_a_world_that_cannot_be_made_is_the_worlds_fault():
     def make_env():
         raise OSError("no disk")
 
-    pool = Pool(FakeEngine(), make_env, None, threads=2, seed=0, sampling=Sampling(), call_deadline_s=5, episode=episode, retries=0)
+    pool = Pool(
+        FakeEngine(),
+        make_env,
+        None,
+        threads=2,
+        seed=0,
+        sampling=Sampling(),
+        call_deadline_s=5,
+        episode=episode,
+        retries=0,
+    )
     pool.submit_group(0, TASK, 2)
     assert "no disk" in pool.next_group(5).trajectories[0].facts["error"]
     assert pool.close()
@@ -321,3 +354,72 @@ def test_errors_name_the_remedy():
     assert pool.close()
     with pytest.raises(ValueError, match="threads=0"):
         make_pool(threads=0)
+
+
+class CharCodec:
+    """Ids 0-63 are the characters from "0" on; 63 ends a turn."""
+
+    end_ids = (63,)
+
+    def start(self, messages):
+        return [ord(c) - 48 for m in messages for c in m.content]
+
+    def extend(self, sampled_ids, text, role="tool"):
+        return [ord(c) - 48 for c in text]
+
+    def view(self, ids):
+        return "".join(chr(48 + i) for i in ids)
+
+
+class EchoEnv:
+    """Answers each action with its last three characters; a retried world raises at its first step."""
+
+    spec = EnvSpec("echo", ("5", "ab"), 3)
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    def reset(self, task):
+        self.turns = 0
+        return Observation("")
+
+    def step(self, action):
+        if self.fails.pop() if self.fails else False:
+            raise OSError("flaky")
+        self.turns += 1
+        return Step(Observation(action[-3:]), self.turns == 3, {"success": action.endswith("5")})
+
+    def close(self):
+        pass
+
+
+def test_real_episodes_are_a_function_of_their_address_alone():
+    """Pool, worker and engine together: threads, lanes and failures of the world change nothing in what is trained."""
+    config = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
+    params = transformer.init(config, jax.random.key(0))
+    task = Task("t", "echo", "train", 0, (Message("user", "0123"),), {})
+
+    def run(threads, fails):
+        engine = Engine(
+            config, params, version=3, lanes=2, residents=3, capacity=64, view=CharCodec().view, end_ids=(63,),
+            round_tokens=4, prefill_rows=2, prefill_chunk=8, contexts=(24, 64),
+        )  # fmt: skip
+        pool = Pool(
+            engine, lambda: EchoEnv(fails), CharCodec(), threads=threads, seed=1, sampling=Sampling(),
+            call_deadline_s=5.0, max_turn_tokens=9, max_tokens=60,
+        )  # fmt: skip
+        for ticket in range(3):
+            pool.submit_group(ticket, task, 2)
+        groups = sorted((pool.next_group(60) for _ in range(3)), key=lambda g: g.ticket)
+        assert pool.close()
+        assert engine.stats()["sessions"] == 0  # the pool holds no row, though the engine is open
+        engine.close()
+        return groups
+
+    one, many = run(1, []), run(5, [True, False, True, True])
+    assert sum(g.retries for g in one) == 0 and sum(g.retries for g in many) == 3
+    for a, b in zip(one, many, strict=True):
+        assert [t.to_bytes() for t in a.trajectories] == [t.to_bytes() for t in b.trajectories]
+    rows = [t.rows[0] for g in one for t in g.trajectories]
+    assert all((r.version[r.action_mask] == 3).all() and (r.behavior_logp[r.action_mask] < 0).all() for r in rows)
+    assert len({r.tokens.tobytes() for r in rows}) == 6

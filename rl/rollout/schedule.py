@@ -1,0 +1,49 @@
+"""Which program the engine runs next, and for whom. Pure: nothing here touches a device."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rl.rollout.session import Request
+
+
+class Plan(NamedTuple):
+    """One program to run. A round takes lanes of one attention width and one set of end ids: a lane's own, whoever is
+    beside it.
+    """
+
+    kind: str  # "prefill" or "decode"
+    context: int
+    end_ids: tuple[int, ...]
+    truncated: bool  # top-k or top-p: a program of its own
+    requests: list[Request]
+
+
+def next_plan(requests: Iterable[Request], contexts: Sequence[int], *, prefill_rows: int, lanes: int) -> Plan | None:
+    """The fullest program over `requests` (in order of arrival); None if there are none. Counts how often each was left
+    waiting.
+
+    The attention width is the least of `contexts` that holds the session's cached ids, a function of its own length
+    alone.
+    """
+    requests = list(requests)
+    groups: dict[tuple, list[Request]] = {}
+    for request in requests:
+        session = request.session
+        context = next(c for c in contexts if c >= session._cached)
+        if session._cached < len(session._ids) - 1:
+            program = ("prefill", context if session._cached else 0, (), False)  # a first chunk reads no cache at all
+        else:
+            program = ("decode", context, request.end_ids, session.sampling.truncated)
+        groups.setdefault(program, []).append(request)
+    if not groups:
+        return None
+    width = {"prefill": prefill_rows, "decode": lanes}
+    # A program costs the same however full: the fullest first. Waiting counts as fullness, so that nobody starves.
+    program = max(groups, key=lambda p: sum(1 + r.waited / 4 for r in groups[p][: width[p[0]]]) / width[p[0]])
+    # Stable: those that waited equally long go in order of arrival.
+    chosen = sorted(groups[program], key=lambda r: -r.waited)[: width[program[0]]]
+    for request in requests:
+        request.waited += 1
+    for request in chosen:
+        request.waited = 0
+    return Plan(*program, chosen)

@@ -22,6 +22,9 @@ from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
 
 
+_EPISODE_COUNTS = ("episodes", "env_errors", "retries", "lost_threads")
+
+
 class PoolError(RuntimeError):
     """The pool cannot go on; the message and `__cause__` say why."""
 
@@ -119,8 +122,7 @@ class Pool:
         self._progress_s = time.monotonic()
         self._failed_in_row = 0
         self._counts = dict.fromkeys(
-            "groups_submitted groups_done groups_dropped groups_cancelled episodes env_errors retries lost_threads".split(),
-            0,
+            ["groups_submitted", "groups_done", "groups_dropped", "groups_cancelled", *_EPISODE_COUNTS], 0
         )
         self._slots: list[_Slot] = []
         self._lost: list[_Slot] = []
@@ -184,7 +186,7 @@ class Pool:
         return [groups[ticket] for ticket in sorted(groups)]
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start (`groups_*`, `episodes`, `env_errors`, `retries`, `lost_threads`) and the state now."""
+        """Counts since the start (groups, episodes, errors, retries, lost threads) and the state now."""
         with self._lock:
             waiting = len(self._results)
             threads = sum(s.thread is not None and s.thread.is_alive() for s in self._slots)

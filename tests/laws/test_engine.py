@@ -111,7 +111,7 @@ def test_tokens_that_were_sampled_past_a_stop_leave_no_trace(config):
 @CONFIGS
 @pytest.mark.parametrize("rounds", [0, 1, 3, 4, 6])
 def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
-    """CASES D5, D9: weights change after so many rounds: before the first, in the middle of a turn, between turns."""
+    """CASES D5, D9: weights change after so many rounds: before the first, within a turn, between turns."""
     params = [make_params(config, seed) for seed in (0, 1)]
     engine = make_engine(config, params[0])
     decode, ran = engine._device.decode, []

@@ -63,10 +63,11 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
 
     c.demos = ml_collections.ConfigDict()
-    c.demos.n = 4000  # scripted, imperfect; of training tasks alone
+    c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
+    c.demos.renamed_frac = 0.9  # of them, about invented entities (where the world can): there is nothing to remember
 
     c.sft = ml_collections.ConfigDict()
-    c.sft.steps = 200
+    c.sft.steps = 400
     c.sft.minutes = 0.0  # > 0: train for this long instead (learning rate constant after warm-up)
     c.sft.rows = 8  # packed rows a step
     c.sft.learning_rate = 3e-3

@@ -4,7 +4,7 @@ A world reports *facts*; it never gives a reward (rl/rewards turns facts into sc
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -91,5 +91,8 @@ class World:
     make_env: Callable[[], Env]
     tasks: Callable[[str], Sequence[Task]]  # split -> tasks, random access, O(1) memory per look-up
     policies: Mapping[str, Callable[[Task], ScriptedPolicy]]  # "gold", "noop", "wrong", "cheat:NAME"
+    texts: Callable[[], Iterable[str]]  # what a tokenizer for this world learns from: the training split's
     demonstrate: Callable[[Task, int], ScriptedPolicy] | None = None  # (task, seed) -> imperfect demonstrator
+    # pieces of a vocabulary -> rename(demonstration, rng): the same behaviour about entities that do not exist
+    renamer: Callable[[Sequence[str]], Callable[[Any, Any], Any]] | None = None
     demonstrated_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # differs when demonstrations would

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from envs import dataset
@@ -163,7 +163,11 @@ def make_world(
             return _Placed(found, split, splits[split], instruction)
         return _Placed(read.get(split, []), split, split, instruction)
 
-    return World("qa", lambda: QaEnv(tagged=tag is not None, judge=judge), tasks, _policies(tag is not None))
+    def texts() -> Iterator[str]:
+        for task in tasks("train"):
+            yield from (message.content for message in task.prompt)
+
+    return World("qa", lambda: QaEnv(tagged=tag is not None, judge=judge), tasks, _policies(tag is not None), texts)
 
 
 def _read_files(

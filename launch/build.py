@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from envs import dataset, make_world
@@ -42,30 +43,17 @@ def build_world(plan: Plan) -> World:
 
 
 def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
-    """The codec of a run: a Hugging Face folder, or else a tokenizer trained on the world's training texts, kept in `folder`."""
+    """The codec of a run: a Hugging Face folder, or else a tokenizer trained on the world's texts, kept in `folder`."""
     if plan.tokenizer_path:
         return Codec(load_tokenizer(plan.tokenizer_path))
     if not (folder / "tokenizer.json").exists():
-        train_tokenizer(_texts(plan, world), plan.vocab_size, folder)
+        train_tokenizer(world.texts(), plan.vocab_size, folder)
     return Codec(load_tokenizer(folder))
 
 
 def load_codec(plan: Plan, workdir: Path) -> Codec:
     """The codec of a run that exists already."""
     return Codec(load_tokenizer(plan.tokenizer_path or workdir / "tokenizer"))
-
-
-def _texts(plan: Plan, world: World) -> Iterator[str]:
-    """What a tokenizer learns from: demonstrations where the world has them, else the tasks' prompts."""
-    if world.demonstrate is None:
-        for task in world.tasks("train"):
-            yield from (message.content for message in task.prompt)
-        return
-    for demo in build_demonstrations(plan, world):
-        yield from (message.content for message in demo.task.prompt)
-        for action, observation in demo.steps:
-            yield action
-            yield observation
 
 
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
@@ -113,11 +101,14 @@ def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
     """All demonstrations as packed rows, each with the ids that a live episode would have; too long ones are left out."""
-    stop = stop_strings(world)
-    episodes = [
-        transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
-        for i, demo in enumerate(demonstrations)
-    ]
+    stop, seeds = stop_strings(world), np.random.SeedSequence([plan.seed, 2]).spawn(len(demonstrations))
+    rename = world.renamer([codec.view([i]) for i in range(codec.vocab_size)]) if world.renamer else None
+    episodes = []
+    for i, (demo, seed) in enumerate(zip(demonstrations, seeds, strict=True)):
+        rng = np.random.default_rng(seed)  # each demonstration its own: how many there are changes none
+        if rename and rng.random() < plan.renamed_frac:
+            demo = rename(demo, rng)
+        episodes.append(transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i))
     episodes = [t for t in episodes if len(t.rows[0].tokens) <= plan.batch.length]
     none = {(t.ticket, t.member): 0.0 for t in episodes}
     tokens = sum(len(t.rows[0].tokens) for t in episodes)

@@ -6,19 +6,19 @@ import hashlib
 import json
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from envs import dataset
 from envs.answers import contains, escape_tags, exact_match, f1, normalize
 from envs.base import EnvSpec, Observation, Step, Task, World
-from envs.search import questions, scripted
+from envs.search import questions, rename, scripted
 from envs.search.actions import FORMS, STOP, Malformed, document_number, parse
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex, build_index, fingerprint
 from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, TantivyRetriever, ToolError
-from envs.search.splits import SPLITS
+from envs.search.splits import SPLITS, visible
 
 _FAILED = {"error": "The search engine failed. Try again.", "timeout": "The search timed out. Try again."}
 
@@ -280,7 +280,24 @@ def make_world(
     FlakyRetriever(HttpRetriever(url or "http://"), flaky_rate, flaky_seed)
     demonstrate = functools.partial(scripted.demonstrator, **demonstrations)
     by = {"version": scripted.VERSION, **(scripted.demonstrator.__kwdefaults__ or {}), **demonstrations}
-    return World("search", make_env, tasks, scripted.POLICIES, demonstrate, by)
+    return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, _renamer, by)
+
+
+def _texts() -> Iterator[str]:
+    """What training can show: every first page as a search shows it, and many questions, of the training split alone."""
+    for passage in visible(questions.load().corpus.passages, "train"):
+        yield f"<information>\nDoc 1(Title: {passage.title}) {passage.pages[0]}\n</information>"
+    for task in questions.draw_tasks("train", 3000, 0, questions.MIX):
+        yield task.prompt[-1].content
+
+
+def _renamer(pieces: Sequence[str]) -> Callable[[dataset.Demonstration, Any], dataset.Demonstration]:
+    real = {passage.title for passage in questions.load().corpus.passages}
+    return functools.partial(_rename, names=rename.names_from(pieces, real))
+
+
+def _rename(demo: dataset.Demonstration, rng: Any, *, names: rename.Names) -> dataset.Demonstration:
+    return rename.rename(demo, names, rng)
 
 
 def _open_index(folder: pathlib.Path) -> dict[str, Retriever]:

@@ -129,7 +129,7 @@ class Leaks(Toy):
 
 def toy(env, **policies):
     policies = {"gold": lambda task: lambda seen: "yes", "noop": lambda task: lambda seen: "no"} | policies
-    return World("toy", env, lambda split: TASKS, policies)
+    return World("toy", env, lambda split: TASKS, policies, lambda: [])
 
 
 TASKS = [Task(f"t/{i}", "toy", "train", i, (Message("user", "?"),), {}) for i in range(3)]

@@ -21,7 +21,6 @@ from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
 
-
 _EPISODE_COUNTS = ("episodes", "env_errors", "retries", "lost_threads")
 
 

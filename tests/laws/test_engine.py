@@ -93,7 +93,7 @@ def test_engine_logp_is_learner_logp(config, temperature):
 
 @CONFIGS
 def test_tokens_that_were_sampled_past_a_stop_leave_no_trace(config):
-    """Stop strings that the device does not watch are found after the round; what the round sampled beyond is undone."""
+    """Stop strings that the device does not watch are found after the round; what the round sampled beyond undone."""
     params = make_params(config)
     engine = make_engine(config, params)
     stop = tuple(chr(48 + a) + chr(48 + b) for a in range(64) for b in range(a % 3, 64, 3))  # a third of all pairs

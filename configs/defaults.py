@@ -64,7 +64,6 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.demos = ml_collections.ConfigDict()
     c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
-    c.demos.renamed_frac = 0.9  # of them, about invented entities (where the world can): there is nothing to remember
 
     c.sft = ml_collections.ConfigDict()
     c.sft.steps = 400

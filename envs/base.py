@@ -93,6 +93,4 @@ class World:
     policies: Mapping[str, Callable[[Task], ScriptedPolicy]]  # "gold", "noop", "wrong", "cheat:NAME"
     texts: Callable[[], Iterable[str]]  # what a tokenizer for this world learns from: the training split's
     demonstrate: Callable[[Task, int], ScriptedPolicy] | None = None  # (task, seed) -> imperfect demonstrator
-    # pieces of a vocabulary -> rename(demonstration, rng): the same behaviour about entities that do not exist
-    renamer: Callable[[Sequence[str]], Callable[[Any, Any], Any]] | None = None
     demonstrated_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # differs when demonstrations would

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from envs import dataset, make_world
@@ -101,14 +100,11 @@ def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
     """All demonstrations as packed rows, each with the ids that a live episode would have; too long ones are left out."""
-    stop, seeds = stop_strings(world), np.random.SeedSequence([plan.seed, 2]).spawn(len(demonstrations))
-    rename = world.renamer([codec.view([i]) for i in range(codec.vocab_size)]) if world.renamer else None
-    episodes = []
-    for i, (demo, seed) in enumerate(zip(demonstrations, seeds, strict=True)):
-        rng = np.random.default_rng(seed)  # each demonstration its own: how many there are changes none
-        if rename and rng.random() < plan.renamed_frac:
-            demo = rename(demo, rng)
-        episodes.append(transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i))
+    stop = stop_strings(world)
+    episodes = [
+        transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
+        for i, demo in enumerate(demonstrations)
+    ]
     episodes = [t for t in episodes if len(t.rows[0].tokens) <= plan.batch.length]
     none = {(t.ticket, t.member): 0.0 for t in episodes}
     tokens = sum(len(t.rows[0].tokens) for t in episodes)

@@ -97,7 +97,6 @@ class Plan:
     engine: EnginePlan
     rollout: RolloutPlan
     n_demos: int
-    renamed_frac: float
     sft: SftPlan
     rl: RlPlan
     reward_terms: Mapping[str, float]
@@ -122,7 +121,6 @@ def make_plan(config) -> Plan:
         engine=EnginePlan(**{k: tuple(v) if k == "contexts" else v for k, v in read.section("engine").items()}),
         rollout=RolloutPlan(**read.section("rollout")),
         n_demos=read["demos.n"],
-        renamed_frac=read["demos.renamed_frac"],
         sft=SftPlan(**read.section("sft")),
         rl=RlPlan(**read.section("rl")),
         reward_terms=read.section("reward.terms"),
@@ -202,7 +200,6 @@ def _check(plan: Plan) -> None:
         rl.schedule not in ("constant", "cosine", "linear"),
         f"rl.schedule={rl.schedule!r}: wanted constant, cosine or linear",
     )
-    refuse(not 0 <= plan.renamed_frac <= 1, f"demos.renamed_frac={plan.renamed_frac}: wanted a share from 0 to 1")
     refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
     refuse(plan.eval.split not in ("validation", "test"), f"eval.split={plan.eval.split!r}: wanted validation or test")
     refuse(

@@ -1,93 +1,122 @@
-"""Demonstrations about entities that do not exist: every name and value is replaced by an invented one.
+"""The same world under invented names: every title and value that an episode meets is replaced, one for one.
 
 A small policy would rather remember "Peru → Lima" than copy what it reads, and then fails on entities it has never met. Under
-invented names there is nothing to remember. What a demonstration *does* is unchanged, right or wrong.
+invented names there is nothing to remember; what is asked, and how it is found, stays as it was. For training tasks alone.
 """
 
 import dataclasses
+import functools
+import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from envs.dataset import Demonstration
-from envs.search.scripted import read_docs, read_fields
+from envs.base import Task
+from envs.search.corpus import words
 
 _UPPER, _LOWER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
-_MORE = (0.25, 0.35, 0.25, 0.15)  # how often a word has 0, 1, 2, 3 pieces after its first
+_WHOLE = 0.2  # how often a word is a whole real one; else the head of one word and the tail of another
 _SECOND_WORD = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What invented names are made of: pieces that begin a word, pieces that go on, and real names never to hit upon."""
+    """What invented names are cut from (words of training titles), and every real title, never to be hit upon."""
 
-    starts: tuple[str, ...]
-    more: tuple[str, ...]
-    real: frozenset[str]
-
-
-def names_from(pieces: Sequence[str], real: Collection[str]) -> Names:
-    """Pieces of a tokenizer's vocabulary, so that every token that a name can be made of is met as something to copy."""
-    plain = [piece for piece in pieces if piece.strip().isalpha() and piece.isascii()]
-    starts = tuple(piece[1:] for piece in plain if piece.startswith(" ") and piece[1:].isalpha())
-    more = tuple(piece for piece in plain if piece.isalpha())
-    if not starts or not more:
-        raise ValueError(
-            f"rename: got {len(pieces)} pieces, of which {len(starts)} begin and {len(more)} go on a word; want some of each"
-        )
-    return Names(starts, more, frozenset(real))
+    words: tuple[str, ...]
+    real: frozenset[tuple[str, ...]]
 
 
-def rename(demo: Demonstration, names: Names, rng: np.random.Generator) -> Demonstration:
-    """`demo` with each title and value that it shows replaced, one for one, in prompt, actions, observations and task data."""
-    shown = [
-        text
-        for _, observation in demo.steps
-        for doc in read_docs(observation)
-        for text in (doc.title, *(value for _, value in read_fields(doc.text)))
-    ]
-    chain = demo.task.data["chain"]
-    shown += [text for link in chain for text in (link["title"], link["value"])]
-    invented = {text: _like(text, names, rng) for text in dict.fromkeys(shown) if text}
-    longest_first = "|".join(re.escape(text) for text in sorted(invented, key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w.])(?:{longest_first})(?!\w)")
+def names_from(titles: Iterable[str], real: Iterable[str]) -> Names:
+    """Raises ValueError where the titles hold no plain word of three letters."""
+    plain = dict.fromkeys(word for title in titles for word in title.split() if re.fullmatch(r"[A-Z][a-z]{2,}", word))
+    if not plain:
+        raise ValueError("rename: got no title with a plain word of three letters, want some to cut names from")
+    return Names(tuple(plain), frozenset(map(words, real)))
 
-    def swap(text: str) -> str:
-        return pattern.sub(lambda found: invented[found[0]], text)
 
-    data = dict(demo.task.data)
-    data["chain"] = [{**link, "title": swap(link["title"]), "value": swap(link["value"])} for link in chain]
-    data["answers"] = [swap(answer) for answer in data["answers"]]
-    prompt = tuple(dataclasses.replace(message, content=swap(message.content)) for message in demo.task.prompt)
-    steps = tuple((swap(action), swap(observation)) for action, observation in demo.steps)
-    return dataclasses.replace(demo, task=dataclasses.replace(demo.task, prompt=prompt, data=data), steps=steps)
+def invent(texts: Iterable[str], known: dict[str, str], names: Names, seed: int) -> None:
+    """Give each of `texts` that is not `known` yet an invention of its own; adds to `known` {real: invented}.
+
+    An invention looks like what it replaces: an internet code, a currency, a number, a symbol, or else a name.
+    """
+    taken = set(known.values())
+    for text in texts:
+        if text and text not in known:
+            rng = _rng(f"{seed}/{text}")
+            while (new := _like(text, names, rng)) in taken or words(new) in names.real:
+                pass
+            known[text] = new
+            taken.add(new)
+
+
+def swap(text: str, table: Mapping[str, str]) -> str:
+    """`text` with each key of `table` that stands by itself replaced by its value, longest keys first, in one pass."""
+    return _pattern(tuple(table)).sub(lambda found: table[found[0]], text) if table else text
+
+
+class RenamedTasks(Sequence[Task]):
+    """Tasks of which a share, chosen by their ids, is asked under invented names; `data["renamed"]` holds the table."""
+
+    def __init__(self, tasks: Sequence[Task], share: float, names: Names) -> None:
+        self._tasks, self._share, self._names = tasks, share, names
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        task = self._tasks[index]
+        return renamed(task, self._names) if _rng(f"{task.task_id}/renamed").random() < self._share else task
+
+
+def renamed(task: Task, names: Names) -> Task:
+    """`task` under invented names: its prompt, its answers and its chain."""
+    table: dict[str, str] = {}
+    chain, answers = task.data["chain"], task.data["answers"]
+    texts = [text for link in chain for text in (link["title"], link["value"])]
+    invent([*texts, *answers], table, names, task.seed)
+    prompt = tuple(dataclasses.replace(message, content=swap(message.content, table)) for message in task.prompt)
+    data = dict(task.data) | {
+        "chain": [{**link, "title": table[link["title"]], "value": table[link["value"]]} for link in chain],
+        "answers": [table[answer] for answer in answers],
+        "subject": swap(task.data["subject"], table),
+        "renamed": table,
+    }
+    return dataclasses.replace(task, task_id=f"{task.task_id}~", prompt=prompt, data=data)
+
+
+@functools.lru_cache(maxsize=4096)
+def _pattern(texts: tuple[str, ...]) -> re.Pattern:
+    longest_first = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+    return re.compile(rf"(?<![\w.])(?:{longest_first})(?!\w)")
+
+
+def _rng(text: str) -> np.random.Generator:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
 def _like(text: str, names: Names, rng: np.random.Generator) -> str:
-    """An invention that looks like `text`: an internet code, a currency, a number, a symbol, or else a name."""
     if re.fullmatch(r"\.[a-z]{2,3}", text):
         return "." + _letters(_LOWER, len(text) - 1, rng)
     if re.fullmatch(r"[A-Z]{3}", text):
         return _letters(_UPPER, 3, rng)
-    if re.fullmatch(r"\+?[\d-]+", text):
+    if re.fullmatch(r"\+?\d[\d-]*", text):
         return re.sub(r"\d", lambda _: str(rng.integers(10)), text)
     if re.fullmatch(r"[A-Z][a-z]?", text):
         return _letters(_UPPER, 1, rng) + _letters(_LOWER, len(text) - 1, rng)
-    while (name := _name(names, rng)) in names.real:
-        pass
-    return name
+    return f"{_word(names, rng)} {_word(names, rng)}" if rng.random() < _SECOND_WORD else _word(names, rng)
 
 
-def _name(names: Names, rng: np.random.Generator) -> str:
-    n = rng.choice(len(_MORE), p=_MORE)
-    word = _pick(names.starts, rng) + "".join(_pick(names.more, rng) for _ in range(n))
-    return f"{word} {_pick(names.starts, rng)}" if rng.random() < _SECOND_WORD else word
-
-
-def _pick(pieces: Sequence[str], rng: np.random.Generator) -> str:
-    return pieces[int(rng.integers(len(pieces)))]
+def _word(names: Names, rng: np.random.Generator) -> str:
+    first, other = (names.words[int(rng.integers(len(names.words)))] for _ in range(2))
+    if rng.random() < _WHOLE:
+        return first
+    return first[: int(rng.integers(2, len(first)))] + other[int(rng.integers(1, len(other) - 1)) :]
 
 
 def _letters(alphabet: str, n: int, rng: np.random.Generator) -> str:
-    return "".join(_pick(alphabet, rng) for _ in range(n))
+    return "".join(alphabet[int(i)] for i in rng.integers(len(alphabet), size=n))

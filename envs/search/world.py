@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from envs.search.actions import FORMS, STOP, Malformed, document_number, parse
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex, build_index, fingerprint
 from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, TantivyRetriever, ToolError
+from envs.search.scripted import read_fields
 from envs.search.splits import SPLITS, visible
 
 _FAILED = {"error": "The search engine failed. Try again.", "timeout": "The search timed out. Try again."}
@@ -33,6 +34,7 @@ class _Episode:
     )  # {id, title, pages, at}: `at` is the page shown last
     queries: list[str] = dataclasses.field(default_factory=list)  # normalised, in order
     evidence: list[int] = dataclasses.field(default_factory=list)  # chain links whose passage was shown
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)  # real name -> invented; empty in the real world
     calls: int = 0  # of the retriever: they address its flakiness
     failed_before: bool = False  # the last search gave nothing or an error
     done: bool = False
@@ -64,6 +66,7 @@ class SearchEnv:
         retrievers: by split of the task.
         k: passages per search.
         max_words: of passage text in one observation; each passage has an equal share, a longer page is shown in parts.
+        names: what invented names are made of, for tasks that are asked under them.
         flaky_rate, flaky_seed: see FlakyRetriever; faults are addressed by (flaky_seed, task.seed, call number).
     """
 
@@ -76,6 +79,7 @@ class SearchEnv:
         max_words: int = 120,
         flaky_rate: float = 0.0,
         flaky_seed: int = 0,
+        names: rename.Names | None = None,
     ) -> None:
         if k < 1 or max_turns < 1 or max_words < k:
             raise ValueError(
@@ -85,13 +89,14 @@ class SearchEnv:
         self._retrievers: Mapping[str, Retriever] = retrievers
         self._k = k
         self._page_words = max_words // k
+        self._names = names
         self._flaky = (flaky_rate, flaky_seed)
         self._episode: _Episode | None = None
         self._retriever: Retriever | None = None
 
     def reset(self, task: Task) -> Observation:
         """Begin `task`. The observation is empty: the prompt is the task's own."""
-        self._begin(_Episode(task=_task_record(task)))
+        self._begin(_Episode(task=_task_record(task), renamed=dict(task.data.get("renamed", {}))))
         exact_match(None, task.data["answers"])  # a task with a blank answer fails here, not at its end
         return Observation("")
 
@@ -132,7 +137,7 @@ class SearchEnv:
         episode.calls += 1
         failed_before, episode.failed_before = episode.failed_before, True
         try:
-            found = self._retriever.search(query, self._k)
+            found = self._retriever.search(self._real(query), self._k)
         except ToolError as err:
             episode.tool_errors += 1
             return _FAILED[err.kind]
@@ -146,12 +151,25 @@ class SearchEnv:
         return "\n".join(self._show(j, 0) for j in range(first, len(episode.docs)))
 
     def _document(self, passage: Passage) -> dict[str, Any]:
-        title, pages = _disarmed(passage, self._page_words)
+        title, pages = _disarmed(self._invented(passage), self._page_words)
         key = passage.title if passage.source == "http" else passage.passage_id  # a foreign index has ids of its own
         field = "title" if passage.source == "http" else "passage_id"
         chain = self._running().task["data"].get("chain", ())
         links = [i for i, link in enumerate(chain) if link[field] == key]
         return {"title": title, "pages": list(pages), "at": 0, "links": links}
+
+    def _invented(self, passage: Passage) -> Passage:
+        """`passage` under this episode's names; as it is in an episode of the real world."""
+        table = self._running().renamed
+        if not table:
+            return passage
+        values = (value for page in passage.pages for _, value in read_fields(page))
+        rename.invent((passage.title, *values), table, self._names, self._running().task["seed"])
+        pages = tuple(rename.swap(page, table) for page in passage.pages)
+        return dataclasses.replace(passage, title=table[passage.title], pages=pages)
+
+    def _real(self, query: str) -> str:
+        return rename.swap(query, {invented: real for real, invented in self._running().renamed.items()})
 
     def _open(self, argument: str) -> str:
         docs = self._running().docs
@@ -239,6 +257,7 @@ def make_world(
     mix: Mapping[str, float] = questions.MIX,
     seed: int = 0,
     demonstrations: Mapping[str, Any] = MappingProxyType({}),
+    renamed_frac: float = 0.0,
 ) -> World:
     """The search world over the shipped corpus. Cheap: index and tasks are built in `data_dir` on first use.
 
@@ -248,6 +267,7 @@ def make_world(
         sizes: tasks drawn for each split; None takes every question that can be asked, once, and writes no dataset.
         mix, seed: see `questions.draw_tasks`.
         demonstrations: keyword arguments of `scripted.demonstrator`.
+        renamed_frac: share of the training tasks that are asked under invented names (see rename.py).
         The others: see `SearchEnv`.
     """
     unknown = sorted(set(sizes) - set(SPLITS))
@@ -265,7 +285,8 @@ def make_world(
 
     def make_env() -> SearchEnv:
         flaky = {"flaky_rate": flaky_rate, "flaky_seed": flaky_seed}
-        return SearchEnv(retrievers(), k=k, max_turns=max_turns, max_words=max_words, **flaky)
+        names = _names() if renamed_frac else None
+        return SearchEnv(retrievers(), k=k, max_turns=max_turns, max_words=max_words, names=names, **flaky)
 
     def tasks(split: str) -> Sequence[Task]:
         if split not in sizes:
@@ -274,13 +295,19 @@ def make_world(
             if split not in opened:
                 how = {"instruction": instruction, "mix": dict(mix), "seed": seed}
                 opened[split] = _open_tasks(folder, split, sizes, how)
+                if split == "train" and renamed_frac:
+                    opened[split] = rename.RenamedTasks(opened[split], renamed_frac, _names())
             return opened[split]
 
+    if not 0 <= renamed_frac <= 1 or (renamed_frac and url):
+        raise ValueError(
+            f"renamed_frac: got {renamed_frac} with url={url!r}, want a share in [0, 1], and the local index"
+        )
     SearchEnv({}, k=k, max_turns=max_turns, max_words=max_words)  # bad options end here, not in a worker thread
     FlakyRetriever(HttpRetriever(url or "http://"), flaky_rate, flaky_seed)
     demonstrate = functools.partial(scripted.demonstrator, **demonstrations)
     by = {"version": scripted.VERSION, **(scripted.demonstrator.__kwdefaults__ or {}), **demonstrations}
-    return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, _renamer, by)
+    return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, by)
 
 
 def _texts() -> Iterator[str]:
@@ -291,13 +318,10 @@ def _texts() -> Iterator[str]:
         yield task.prompt[-1].content
 
 
-def _renamer(pieces: Sequence[str]) -> Callable[[dataset.Demonstration, Any], dataset.Demonstration]:
-    real = {passage.title for passage in questions.load().corpus.passages}
-    return functools.partial(_rename, names=rename.names_from(pieces, real))
-
-
-def _rename(demo: dataset.Demonstration, rng: Any, *, names: rename.Names) -> dataset.Demonstration:
-    return rename.rename(demo, names, rng)
+@functools.cache
+def _names() -> rename.Names:
+    passages = questions.load().corpus.passages
+    return rename.names_from((passage.title for passage in visible(passages, "train")), (p.title for p in passages))
 
 
 def _open_index(folder: pathlib.Path) -> dict[str, Retriever]:

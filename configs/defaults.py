@@ -47,17 +47,17 @@ def defaults() -> ml_collections.ConfigDict:
     c.batch.logp_chunk = 384
 
     c.engine = ml_collections.ConfigDict()
-    c.engine.lanes = 64
+    c.engine.lanes = 32
     c.engine.residents = 128
     c.engine.capacity = 384  # tokens a session may hold
     c.engine.round_tokens = 8
-    c.engine.prefill_rows = 32
+    c.engine.prefill_rows = 16
     c.engine.prefill_chunk = 64
-    c.engine.contexts = (128, 256, 384)  # attention widths that are compiled
+    c.engine.contexts = (192, 384)  # attention widths that are compiled
 
     c.rollout = ml_collections.ConfigDict()
     c.rollout.threads = 64
-    c.rollout.max_turn_tokens = 32
+    c.rollout.max_turn_tokens = 24
     c.rollout.max_episode_tokens = 384
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group

@@ -21,7 +21,7 @@ Script = Generator[str, str, None]
 # What a demonstration does, and how often. Parts of one row sum to 1.
 ONE_HOP = {"good": 0.35, "wrong_field": 0.30, "wrong_passage": 0.20, "direct": 0.15}
 MORE_HOPS = {"good": 0.25, "stop_early": 0.40, "wrong_field": 0.20, "direct": 0.15}
-VERSION = 1  # of the demonstrator: raise it when it would act otherwise, and demonstrations are made anew
+VERSION = 2  # of the demonstrator: raise it when it would act otherwise, and demonstrations are made anew
 RETRY_FRAC = 0.05  # of the failed searches, that a demonstrator tries again
 
 _DOC = re.compile(r"Doc (\d+)\(Title: (.*)")
@@ -219,7 +219,7 @@ def demonstrator(
 def _demonstrate(task: Task, how: str, rng: np.random.Generator, retry_frac: float) -> Script:
     chain = task.data["chain"]
     if how == "direct":
-        yield _answer(label(chain[-1]["relation"]), _subject(task))
+        yield _answer("guess", _subject(task))
         return
     last = rng.integers(len(chain) - 1) if how == "stop_early" and len(chain) > 1 else len(chain) - 1
     title, docs, doc = chain[0]["title"], [], None
@@ -241,23 +241,18 @@ def _demonstrate(task: Task, how: str, rng: np.random.Generator, retry_frac: flo
             doc = shown[0]
             value = dict(read_fields(doc.text)).get(link["relation"])
         title = value or title
-    yield _answer(label(chain[last]["relation"]), _choose(how, chain[last], doc, docs, title, rng))
+    yield _answer(*_choose(how, chain[last], doc, docs, title, rng))
 
 
 def _choose(
     how: str, link: Mapping[str, str], doc: Doc, docs: Sequence[Doc], value: str, rng: np.random.Generator
-) -> str:
-    """What a demonstration answers, once it has read `doc` among `docs` and `value` in it."""
-    fields = read_fields(doc.text)
-    others = [v for relation, v in fields if relation != link["relation"] and v != value]
-    if how == "wrong_field":
-        return others[rng.integers(len(others))] if others else doc.title
-    if how == "wrong_passage":
-        elsewhere = [read_fields(d.text) for d in docs if d.title != doc.title]
-        same = [v for page in elsewhere for relation, v in page if relation == link["relation"] and v != value]
-        firsts = [page[0][1] for page in elsewhere if page]
-        pool = same or firsts
-        if pool and rng.random() < 0.5:
-            return pool[rng.integers(len(pool))]
-        return others[0] if others else doc.title
-    return value
+) -> tuple[str, str]:
+    """What a demonstration thinks of and answers, once it has read `doc` among `docs` and `value` in it."""
+    others = [(relation, v) for relation, v in read_fields(doc.text) if relation != link["relation"] and v != value]
+    if how == "wrong_field" and others:
+        relation, other = others[rng.integers(len(others))]
+        return label(relation), other
+    if how in ("wrong_field", "wrong_passage"):
+        titles = [d.title for d in docs if d.title != doc.title] or [doc.title]
+        return "title", titles[rng.integers(len(titles))]
+    return label(link["relation"]), value

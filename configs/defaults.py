@@ -1,7 +1,7 @@
-"""Every key an experiment may set, with its default. An experiment file starts from `defaults()` and changes what it is about.
+"""Every key an experiment may set, with its default. An experiment starts from `defaults()` and changes a few.
 
-Units are in the names. `launch/plan.py` reads every leaf once, checks it, and hands plain values down; a leaf that nothing reads
-is an error, and so is a key that is not here.
+Units are in the names. `launch/plan.py` reads every leaf once, checks it, and hands plain values down; a leaf that
+nothing reads is an error, and so is a key that is not here.
 """
 
 import ml_collections

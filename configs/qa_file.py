@@ -1,8 +1,10 @@
-"""Your own questions: a JSONL or parquet file of (prompt, answers), or a TFDS builder, with your own reward if you like.
+"""Your own questions: a JSONL or parquet file of (prompt, answers), or a TFDS builder, with a reward of your own.
 
-Run:    python -m launch.train --config=configs/qa_file.py:file=questions.jsonl --reward=my_rewards:score --workdir=runs/mine
+Run:    python -m launch.train --config=configs/qa_file.py:file=questions.jsonl --reward=my_rewards:score \\
+            --workdir=runs/mine
 Single turn: the policy answers in `<answer>…</answer>`. `--reward` names a function (answer text, answers) -> float in
-[0, 1]; without it, exact match. Without `--init` the policy starts from scratch, with a tokenizer trained on the prompts.
+[0, 1]; without it, exact match. Without `--init` the policy starts from scratch, with a tokenizer trained on the
+prompts.
 """
 
 from configs.arg import parse_arg

@@ -1,6 +1,7 @@
 """Search over World Factbook, GeoNames and the elements, GRPO from an imperfect warm start, on two CPU cores.
 
-Run:    make train            (python -m launch.quickstart --config=configs/quickstart.py --workdir=runs/quickstart/seed0)
+Run:    make train
+        (python -m launch.quickstart --config=configs/quickstart.py --workdir=runs/quickstart/seed0)
 Cost and result: see README.md, "Results".
 """
 
@@ -11,8 +12,8 @@ def get_config(arg: str = ""):
     del arg
     c = defaults()
     c.name = "quickstart"
-    # Copying must emerge first: shifted keys and the mimetic initialisation bring it within about 50 steps (no Hugging Face
-    # family has them: models/hf.py refuses to export this policy).
+    # Copying must emerge first: shifted keys and the mimetic initialisation bring it early (no Hugging Face family has
+    # them: models/hf.py refuses to export this policy).
     c.model.key_shift = True
     c.model.init = "mimetic"
     # Training tasks are asked under invented names: there is nothing to remember, so the policy learns to read.

@@ -27,7 +27,10 @@ def make_world(name: str, **options: Any) -> World:
 
 
 def choose_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:
-    """`n` tasks of a split, chosen and ordered by `seed`; a larger `n` begins with the same. Raises ValueError if it has fewer."""
+    """`n` tasks of a split, chosen and ordered by `seed`; a larger `n` begins with the same.
+
+    Raises ValueError if the split has fewer.
+    """
     tasks = world.tasks(split)
     if n > len(tasks):
         raise ValueError(f"got n={n} tasks, but {split!r} has {len(tasks)}; lower n, or raise the world's option sizes")

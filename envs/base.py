@@ -41,8 +41,8 @@ class Observation:
 class Step:
     """The world's answer to one action.
 
-    `facts` is the whole account so far (every key at every step), so that an episode cut by a limit still has its facts;
-    `facts["success"]` is a bool.
+    `facts` is the whole account so far (every key at every step), so that an episode cut by a limit still has its
+    facts; `facts["success"]` is a bool.
     """
 
     observation: Observation

@@ -99,7 +99,7 @@ def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]
 def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
-    """All demonstrations as packed rows, each with the ids that a live episode would have; too long ones are left out."""
+    """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
     stop = stop_strings(world)
     episodes = [
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
@@ -148,7 +148,7 @@ def build_model(plan: Plan, vocab_size: int) -> ModelConfig:
 
 
 def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
-    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, or stays constant under `sft.minutes`."""
+    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, or stays under `sft.minutes`."""
     decay_steps = 0 if plan.sft.minutes else max(1, plan.sft.steps - plan.sft.warmup_steps)
     tx = make_optimizer(
         learning_rate=plan.sft.learning_rate,

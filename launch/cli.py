@@ -85,7 +85,7 @@ def resolve(config: Any, workdir: str | None) -> ml_collections.ConfigDict:
 
 
 def override(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
-    """Sets one existing leaf by its dotted name, as `--config.a.b=c` does. Errors: ConfigError for a key that is not there."""
+    """Sets one existing leaf by its dotted name, as `--config.a.b=c` does. Errors: ConfigError if it is not there."""
     *parents, last = key.split(".")
     node = config
     for parent in parents:

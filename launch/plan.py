@@ -1,7 +1,7 @@
 """From a config tree to plain, checked values: every leaf is read here, once, before anything is computed.
 
-Below `launch/` nobody sees a config. Checks that need only the config (impossible combinations) are here too, so that they end a
-launch in its first second.
+Below `launch/` nobody sees a config. Checks that need only the config (impossible combinations) are here too, so that
+they end a launch in its first second.
 """
 
 import dataclasses
@@ -162,8 +162,8 @@ def _check(plan: Plan) -> None:
     )
     refuse(
         b.rows < rl.groups_per_batch * rl.group_size,
-        f"batch.rows={b.rows} < rl.groups_per_batch x rl.group_size = {rl.groups_per_batch * rl.group_size}: an episode may "
-        "fill a row; raise batch.rows (rows without tokens cost nothing)",
+        f"batch.rows={b.rows} < rl.groups_per_batch x rl.group_size = {rl.groups_per_batch * rl.group_size}: an "
+        "episode may fill a row; raise batch.rows (rows without tokens cost nothing)",
     )
     shards = plan.mesh[0] * plan.mesh[1]
     refuse(
@@ -172,15 +172,18 @@ def _check(plan: Plan) -> None:
     )
     refuse(
         r.max_episode_tokens > b.length,
-        f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit a packed row of batch.length={b.length}; raise batch.length",
+        f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit a packed row of "
+        f"batch.length={b.length}; raise batch.length",
     )
     refuse(
         r.max_episode_tokens > e.capacity,
-        f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit engine.capacity={e.capacity}; raise engine.capacity",
+        f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit "
+        f"engine.capacity={e.capacity}; raise engine.capacity",
     )
     refuse(
         e.lanes > e.residents,
-        f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: lower lanes or raise residents",
+        f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: "
+        "lower lanes or raise residents",
     )
     refuse(
         tuple(sorted(e.contexts)) != e.contexts or e.contexts[-1] != e.capacity,
@@ -211,5 +214,6 @@ def _check(plan: Plan) -> None:
     refuse(outcome <= 0, "reward.terms has no positive weight for 'success': the outcome must lead")
     refuse(
         reach > plan.max_shaping * outcome,
-        f"reward.terms: shaping reaches {reach:g}, more than reward.max_shaping={plan.max_shaping:g} of the outcome's {outcome:g}; lower the weights",
+        f"reward.terms: shaping reaches {reach:g}, more than reward.max_shaping={plan.max_shaping:g} of the outcome's "
+        f"{outcome:g}; lower the weights",
     )

@@ -3,8 +3,9 @@
     python -m launch.quickstart --config=configs/quickstart.py --workdir=runs/quickstart/seed0 [--seed=0] [--control]
 
 Leaves D/sft and D/rl (runs of their own) and D/result.json. The held-out split is read before and after RL, and at no
-other time. `--control` adds what `make evidence` compares with: D/sft_only, the same demonstrations for the same minutes,
-without RL, and with the checkpoint that is best on validation, as RL has. A second launch goes on where the first ended.
+other time. `--control` adds what `make evidence` compares with: D/sft_only, the same demonstrations for the same
+minutes, without RL, and with the checkpoint that is best on validation, as RL has. A second launch goes on where the
+first ended.
 """
 
 import json

@@ -25,9 +25,9 @@ def copy_tokenizer(init: Path, workdir: Path) -> None:
 
 
 def starting_params(workdir: Path, init: Path | None, learner: Learner, key: jax.Array) -> Any:
-    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else fresh ones.
+    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else new.
 
-    They are kept, so that a resumed run needs neither `--init` nor the folder it named (the reference policy is among them).
+    They are kept, so that a resumed run, and its reference policy, need neither `--init` nor the folder that it named.
     """
     kept = workdir / "init"
     if checkpoint.steps(kept):
@@ -39,7 +39,7 @@ def starting_params(workdir: Path, init: Path | None, learner: Learner, key: jax
 
 
 def load_params(folder: Path, learner: Learner, *, best: bool = True) -> Any:
-    """Parameters of the best checkpoint in `folder` (the newest, if `best` is False or none has a score), f32 and sharded."""
+    """Parameters of the best checkpoint in `folder` (the newest, if `best` is False or none has a score)."""
     target = {"params": _abstract_state(learner).params}
     return checkpoint.restore(folder, target, step=checkpoint.best_step(folder) if best else None, partial=True).device[
         "params"
@@ -49,7 +49,7 @@ def load_params(folder: Path, learner: Learner, *, best: bool = True) -> Any:
 def start_or_resume(
     workdir: Path, learner: Learner, start: Any, *, on_host: Callable[[dict[str, Any]], None] = lambda host: None
 ) -> tuple[TrainState, Progress]:
-    """The newest checkpoint of `workdir` (its host tree goes to `on_host`), or step 0 from `start`, a key or parameters."""
+    """The newest checkpoint of `workdir` (its host tree goes to `on_host`), or step 0 from `start` (key or weights)."""
     if not checkpoint.steps(workdir / "ckpt"):
         return learner.init_state(start), Progress()
     restored = checkpoint.restore(workdir / "ckpt", _abstract_state(learner))

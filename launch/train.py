@@ -1,6 +1,7 @@
 """Reinforcement learning: `python -m launch.train --config=configs/quickstart.py --workdir=D --init=SFT_WORKDIR`.
 
-`--workdir=D` alone resumes. `--init` names another run's folder: its best checkpoint and its tokenizer are where training starts.
+`--workdir=D` alone resumes. `--init` names another run's folder: training starts from its best checkpoint and its
+tokenizer.
 """
 
 from pathlib import Path

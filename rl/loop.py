@@ -1,8 +1,8 @@
 """The loop: draw → roll out → gate → score → batch → step → publish → log. Read it top to bottom.
 
-Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*, `group_size` episodes of one
-task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket order. The place of a group
-that is not admitted goes to the next ticket, so what a batch holds does not depend on timing.
+Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*,
+`group_size` episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket order. The
+place of a group that is not admitted goes to the next ticket, so what a batch holds does not depend on timing.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from rl.learner import Learner, TrainState
 from rl.metrics.episodes import episode_means
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rollout.pool import Group, Pool
-from rl.types import Max, Mean, Trajectory
+from rl.types import Mean, Trajectory
 
 
 @dataclasses.dataclass
@@ -85,7 +85,8 @@ def train(
             dict(zip(place, np.where(judged, rewards, 0.0), strict=True)),
             version=progress.version,
         )
-        keep_episodes(progress.step, [*episodes, *refused])
+        dropped = [t for group in refused for t in group.trajectories]
+        keep_episodes(progress.step, [*episodes, *dropped])
         clock.mark("batch")
 
         # One optimizer update.
@@ -99,7 +100,7 @@ def train(
         publish(state.params, progress.version)
         last = progress.step == steps or stop()
         record = {
-            **episode_means(episodes, refused, families=_families(groups)),
+            **episode_means(episodes, dropped, families=_families([*groups, *refused])),
             **learned,
             **batch_means(groups, packing),
         }
@@ -128,11 +129,12 @@ def roll_out(
     groups_per_batch: int,
     group_size: int,
     drop_equal_groups: bool,
-) -> tuple[list[Group], list[Trajectory]]:
-    """The next `groups_per_batch` admitted groups in ticket order, scored, and the episodes of the groups refused on the way.
+) -> tuple[list[Group], list[Group]]:
+    """The next `groups_per_batch` admitted groups in ticket order, scored, and the groups refused on the way.
 
-    Refused: too few scored members (the pool says so), or equal rewards if `drop_equal_groups`. Moves `progress.ticket`.
-    Exactly as many groups are under way as are still missing, so which tickets are drawn does not depend on timing.
+    Refused: too few scored members (the pool says so), or equal rewards if `drop_equal_groups`. Moves
+    `progress.ticket`. Exactly as many groups are under way as are still missing, so which tickets are drawn does not
+    depend on timing.
     """
     admitted, refused = [], []
     under_way = 0
@@ -145,10 +147,10 @@ def roll_out(
         under_way -= 1
         group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
         if group.dropped or (drop_equal_groups and is_equal(group)):
-            refused += group.trajectories
+            refused.append(group)
         else:
             admitted.append(group)
-    return sorted(admitted, key=lambda group: group.ticket), refused
+    return sorted(admitted, key=lambda group: group.ticket), sorted(refused, key=lambda group: group.ticket)
 
 
 def is_equal(group: Group) -> bool:

@@ -29,7 +29,7 @@ def train(
     eval_every: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> TrainState:
-    """Train on packed `rows` until `progress.step` is `steps`, or for `seconds` of training if that is not 0, or `stop()`.
+    """Train on packed `rows` until `progress.step` is `steps`, or for `seconds` if that is not 0, or until `stop()`.
 
     The rows of step s are addressed by (seed, s). Evaluation counts into `progress.trained_s`, as it does in RL.
     """

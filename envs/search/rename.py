@@ -1,7 +1,8 @@
 """The same world under invented names: every title and value that an episode meets is replaced, one for one.
 
-A small policy would rather remember "Peru → Lima" than copy what it reads, and then fails on entities it has never met. Under
-invented names there is nothing to remember; what is asked, and how it is found, stays as it was. For training tasks alone.
+A small policy would rather remember "Peru → Lima" than copy what it reads, and then fails on entities it has never met.
+Under invented names there is nothing to remember; what is asked, and how it is found, stays as it was. For training
+tasks alone.
 """
 
 import dataclasses

@@ -311,7 +311,7 @@ def make_world(
 
 
 def _texts() -> Iterator[str]:
-    """What training can show: every first page as a search shows it, and many questions, of the training split alone."""
+    """What training can show, of the training split alone: first pages as a search shows them, and many questions."""
     for passage in visible(questions.load().corpus.passages, "train"):
         yield f"<information>\nDoc 1(Title: {passage.title}) {passage.pages[0]}\n</information>"
     for task in questions.draw_tasks("train", 3000, 0, questions.MIX):

@@ -23,7 +23,7 @@ def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, successes: int, k: int) -> float:
-    """Chance that at least one of k samples succeeds, unbiased from n: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021, eq. 1)."""
+    """Chance that one of k samples succeeds at least, unbiased: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021, eq. 1)."""
     if not 1 <= k <= n:
         raise ValueError(f"pass_at_k: got k={k} of n={n} samples, want 1 <= k <= n")
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
@@ -34,8 +34,8 @@ def summarise(played: Sequence[tuple[Task, Sequence[Trajectory]]]) -> dict[str, 
 
     Keys: n (tasks), episodes, success (fraction of scored episodes), success_ci (Wilson, 95 %; episodes of one task are
     counted as independent), pass_at_k {k: mean over tasks}, turns, tokens, searches (means, where reported), status
-    (counts, over all episodes), families {family: {n, success, turns, searches}}, facts {name: mean over scored episodes
-    of every numeric fact}, exploited (fraction of scored episodes that a world's traps caught; None where it has none).
+    (counts, over all episodes), families {family: {n, success, turns, searches}}, facts {name: mean over the scored
+    episodes}, exploited (fraction of scored episodes that a world's traps caught; None where it has none).
     """
     scored = [(task, describe(t)) for task, episodes in played for t in episodes if t.status.scored]
     wins = sum(int(d["success"]) for _, d in scored)

@@ -1,5 +1,5 @@
-"""Law: run(n) == run(k) + resume(n - k). Ids, masks, statuses and ticket order are equal; parameters are equal bit for bit
-(what compiles is a function of the tickets alone), and so is the host state that a next step would start from.
+"""Law: run(n) == run(k) + resume(n - k). Ids, masks, statuses and ticket order are equal; parameters are equal bit for
+bit (what compiles is a function of the tickets alone), and so is the host state that a next step would start from.
 """
 
 from pathlib import Path

@@ -14,7 +14,21 @@ from rl.types import Turn
 
 CORPUS = ["What is the capital of Peru ? <think> I will search </think> Doc 1(Title: Peru) capital: Lima; Chad\n"] * 3
 STOP = ("</search>", "</answer>")
-WORDS = ["Peru", " Lima", "\n", "<", "|end|>", "<|end|>", "<|user|>", "</search>", "<information>", " ", "é", "🙂", "12"]
+WORDS = [
+    "Peru",
+    " Lima",
+    "\n",
+    "<",
+    "|end|>",
+    "<|end|>",
+    "<|user|>",
+    "</search>",
+    "<information>",
+    " ",
+    "é",
+    "🙂",
+    "12",
+]
 
 
 @pytest.fixture(scope="module")

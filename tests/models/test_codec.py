@@ -120,11 +120,15 @@ def test_turn_by_turn_equals_one_render(tokenizers, codecs, name):
 def test_space_around_contents_is_the_template_s_affair(tokenizers, codecs, name):
     # a template that strips contents strips them here too: own and llama do, qwen does not
     messages = [Message("system", " Be brief. "), Message("user", "capital  of Peru ?\n")]
-    whole = tokenizers[name].apply_chat_template([vars(m) for m in messages], tokenize=False, add_generation_prompt=True)
+    whole = tokenizers[name].apply_chat_template(
+        [vars(m) for m in messages], tokenize=False, add_generation_prompt=True
+    )
     assert codecs[name].view(codecs[name].start(messages)) == whole
     said = codecs[name].extend([codecs[name].end_ids[0]], " Lima \n", role=ROLE[name])
     messages += [Message("assistant", "x"), Message(ROLE[name], " Lima \n")]
-    longer = tokenizers[name].apply_chat_template([vars(m) for m in messages], tokenize=False, add_generation_prompt=True)
+    longer = tokenizers[name].apply_chat_template(
+        [vars(m) for m in messages], tokenize=False, add_generation_prompt=True
+    )
     assert longer.endswith(codecs[name].view(said))
 
 

@@ -1,5 +1,7 @@
 """A name has the same ids wherever it stands, and the saved folder is one that transformers reads back to equal ids."""
 
+import json
+
 import pytest
 
 from models.codec import Codec
@@ -77,7 +79,7 @@ def test_transformers_reads_the_folder_beside_a_model_config(folder, tmp_path):
     text = "<think> Peru </think> 1898 <|end|>"
     want = AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)
     for kind in ("llama", "qwen3"):
-        (tmp_path / "config.json").write_text('{"model_type": "%s"}' % kind)
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
         assert AutoTokenizer.from_pretrained(tmp_path).encode(text, add_special_tokens=False) == want
 
 

@@ -1,8 +1,8 @@
 """The loop: draw → roll out → gate → score → batch → step → publish → log. Read it top to bottom.
 
-Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*,
-`group_size` episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket order. The
-place of a group that is not admitted goes to the next ticket, so what a batch holds does not depend on timing.
+Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*, `group_size`
+episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket
+order. The place of a group that is not admitted goes to the next ticket, so what a batch holds does not depend on timing.
 """
 
 import dataclasses

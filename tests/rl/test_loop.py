@@ -1,0 +1,239 @@
+"""The loop with a fake pool and a fake learner: which tickets a batch holds, what is left out of it, when it evaluates
+and saves.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.base import Task
+from rl import loop
+from rl.rewards.compose import RewardTerm
+from rl.rollout.pool import Group
+from rl.rollout.staleness import StalenessGate
+from rl.types import Mean, Row, Status, Trajectory
+
+TERMS = [RewardTerm("outcome", 1.0, "episode", lambda t: t.facts["score"])]
+SIZE = 2
+GOOD, EQUAL, DROPPED, FAILED = "good", "equal", "dropped", "one member failed"
+
+
+def draw(ticket):
+    return Task(f"task-{ticket}", "toy", "train", ticket, (), {})
+
+
+def trajectory(ticket, member, score, status=Status.DONE):
+    mask = np.array([False, True])
+    row = Row(
+        np.array([1, 2], np.int32),
+        np.zeros(2, np.int32),
+        mask,
+        np.where(mask, -1, 0).astype(np.float32),
+        np.where(mask, 0, -1).astype(np.int32),
+    )
+    facts = {"score": score, "success": score == 1}
+    return Trajectory(f"task-{ticket}", ticket, member, status, (row,), facts, {})
+
+
+def group(ticket, scores, dropped=False, statuses=None):
+    statuses = statuses or [Status.DONE] * len(scores)
+    members = [trajectory(ticket, m, s, status) for m, (s, status) in enumerate(zip(scores, statuses, strict=True))]
+    return Group(ticket, draw(ticket), tuple(members), dropped, 0)
+
+
+def finish(ticket, kind):
+    if kind == DROPPED:
+        return group(ticket, [0.0, 1.0], True, [Status.ENV_ERROR, Status.DONE])
+    if kind == FAILED:
+        return group(ticket, [0.0, 1.0, 0.5], False, [Status.DONE, Status.DONE, Status.ENV_ERROR])
+    return group(ticket, {GOOD: [0.0, 1.0], EQUAL: [0.5, 0.5]}[kind])
+
+
+class FakePool:
+    """Group t ends as `kinds(t)`; of those under way the `choose(n)`-th is the next to finish."""
+
+    def __init__(self, kinds, choose=lambda n: 0):
+        self.kinds, self.choose, self.open, self.submitted, self.most = kinds, choose, [], [], 0
+
+    def submit_group(self, ticket, task, size):
+        assert task == draw(ticket) and size == SIZE
+        self.open.append(ticket)
+        self.submitted.append(ticket)
+        self.most = max(self.most, len(self.open))
+
+    def next_group(self):
+        ticket = self.open.pop(self.choose(len(self.open)))
+        kind = self.kinds(ticket)
+        return kind if isinstance(kind, Group) else finish(ticket, kind)
+
+
+def gate(n):
+    return StalenessGate(batch=n, max_staleness=0, max_running=n)
+
+
+def roll_out(pool, n, progress=None, *, drop_equal=False, barrier=None):
+    progress = progress or loop.Progress()
+    return loop.roll_out(pool, barrier or gate(n), draw, TERMS, progress, n, SIZE, drop_equal)
+
+
+def tickets(groups):
+    return [g.ticket for g in groups]
+
+
+def test_the_place_of_a_refused_group_goes_to_the_next_ticket():
+    pool, progress = FakePool([GOOD, DROPPED, GOOD, EQUAL, DROPPED, GOOD, GOOD].__getitem__), loop.Progress()
+    admitted, refused = roll_out(pool, 4, progress)
+    assert (tickets(admitted), tickets(refused)) == ([0, 2, 3, 5], [1, 4])
+    assert pool.submitted == list(range(6)) and progress.ticket == 6
+    assert all(t.scores == {"outcome": t.facts["score"]} for g in admitted for t in g.trajectories)  # scored
+
+
+@pytest.mark.parametrize(("drop_equal", "want"), [(False, ([0, 1], [])), (True, ([1, 3], [0, 2]))])
+def test_equal_groups_are_refused_where_that_is_asked(drop_equal, want):
+    admitted, refused = roll_out(FakePool([EQUAL, FAILED, EQUAL, GOOD].__getitem__), 2, drop_equal=drop_equal)
+    assert (tickets(admitted), tickets(refused)) == want
+
+
+@given(
+    st.lists(st.sampled_from([GOOD, GOOD, EQUAL, DROPPED, FAILED]), min_size=12, max_size=12),
+    st.integers(1, 4),
+    st.booleans(),
+    st.data(),
+)
+def test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion(kinds, n, drop_equal, data):
+    """Batch v is the v-th `n` admissible tickets; none is drawn twice or skipped, and none beyond what it needs."""
+    kinds = [*kinds, *[GOOD] * 3 * n]
+    pool = FakePool(kinds.__getitem__, lambda under_way: data.draw(st.integers(0, under_way - 1)))
+    progress, barrier = loop.Progress(), gate(n)
+    bad = {DROPPED, EQUAL} if drop_equal else {DROPPED}
+    for version in range(3):
+        start = progress.ticket
+        if sum(kind in bad for kind in kinds[start:]) >= loop.MOST_REFUSED * n:
+            return  # the error has its own test
+        admitted, refused = roll_out(pool, n, progress, drop_equal=drop_equal, barrier=barrier)
+        want = list(itertools.islice((t for t in range(start, len(kinds)) if kinds[t] not in bad), n))
+        assert tickets(admitted) == want and progress.ticket == want[-1] + 1
+        assert tickets(refused) == [t for t in range(start, progress.ticket) if t not in want]
+        assert pool.submitted == list(range(progress.ticket)) and not pool.open and pool.most <= n
+        barrier.on_publish(version + 1)
+
+
+def test_refills_are_bounded():
+    pool = FakePool(lambda ticket: DROPPED)
+    with pytest.raises(RuntimeError, match="got 16 refused .*0 admitted .*for a batch of 2"):
+        roll_out(pool, 2)
+    assert len(pool.submitted) <= loop.MOST_REFUSED * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "want"),
+    [
+        ([0.5, 0.5], True),
+        ([0.5, math.nan], True),  # one judged member has nobody to be compared with
+        ([math.nan, math.nan], True),
+        ([0.5, math.nan, 0.25], False),
+        ([0.0, 1.0], False),
+    ],
+)
+def test_is_equal_compares_the_judged_members(scores, want):
+    (scored,), _ = roll_out(FakePool(lambda ticket: group(ticket, scores)), 1)
+    assert loop.is_equal(scored) is want
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+
+class FakeLearner:
+    @staticmethod
+    def prepare(state, ref, batch):
+        return batch
+
+    @staticmethod
+    def train_step(state, batch):
+        return FakeState(), {"loss": Mean(1.0, 1)}
+
+
+class FakeState:
+    params = "weights"
+
+
+def run(pool, progress=None, **options):
+    """(progress, what happened in order, packed batches, metrics by step)."""
+    progress, events, batches, metrics = progress or loop.Progress(), [], [], {}
+
+    def pack(episodes, credit, rewards, *, version):
+        batches.append((episodes, credit, rewards, version))
+        return "batch", {"pad_frac": 0.0, "rows": 1, "tokens": 4, "action_tokens": 2}
+
+    def log(step, record):
+        events.append(("log", step))
+        metrics[step] = record
+
+    def evaluate():
+        events.append(("evaluate", progress.step))
+        return {"sampled": 0.5}
+
+    kwargs = {
+        "draw": draw, "terms": TERMS, "pack": pack, "log": log, "evaluate": evaluate,
+        "publish": lambda params, version: events.append(("publish", version)),
+        "keep_episodes": lambda step, kept: events.append(("keep", step, [(t.ticket, t.member) for t in kept])),
+        "save": lambda state, progress, score: events.append(("save", progress.step, score)),
+        "steps": 1, "groups_per_batch": 2, "group_size": SIZE, "scale": "none", "drop_equal_groups": False,
+        "eval_every": 0, "save_every": 0, **options,
+    }  # fmt: skip
+    n = kwargs["groups_per_batch"]
+    barrier = gate(n)
+    barrier.load_state_dict({"version": progress.version, "accepted": n * progress.version, "dropped": 0}, kept=0)
+    loop.train(FakeLearner, FakeState(), None, pool, barrier, progress, **kwargs)
+    return progress, events, batches, metrics
+
+
+def test_an_episode_that_was_not_judged_is_kept_but_in_no_batch():
+    kinds = [group(0, [0.0, math.nan, 1.0]), FAILED, DROPPED]
+    _, events, [(episodes, credit, rewards, version)], metrics = run(FakePool(kinds.__getitem__))
+    judged = [(0, 0), (0, 2), (1, 0), (1, 1)]
+    assert [(t.ticket, t.member) for t in episodes] == judged == list(credit) == list(rewards)
+    assert [credit[k] for k in judged] == [-0.5, 0.5, -0.5, 0.5] and version == 0
+    assert list(rewards.values()) == [0, 1, 0, 1]
+    (kept,) = [e[2] for e in events if e[0] == "keep"]
+    assert set(kept) == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)}
+    assert metrics[1]["episode/env_error_frac"] == Mean(1, 6)
+
+
+def test_refused_groups_are_kept_and_counted():
+    _, events, [(episodes, *_)], metrics = run(
+        FakePool([DROPPED, GOOD, EQUAL, GOOD].__getitem__), drop_equal_groups=True
+    )
+    assert {t.ticket for t in episodes} == {1, 3}
+    (kept,) = [e[2] for e in events if e[0] == "keep"]
+    assert sorted(kept) == [(t, m) for t in range(4) for m in range(2)]
+    assert metrics[1]["episode/env_error_frac"] == Mean(1, 8)
+    assert metrics[1]["batch/equal_groups_frac"].count == 4
+
+
+def test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score():
+    progress, events, batches, _ = run(FakePool(lambda ticket: GOOD), steps=5, eval_every=2, save_every=3)
+    assert [e[1] for e in events if e[0] == "evaluate"] == [2, 4, 5]
+    assert [e[1:] for e in events if e[0] == "save"] == [(2, 0.5), (3, None), (4, 0.5), (5, 0.5)]
+    assert [e[1] for e in events if e[0] == "publish"] == [1, 2, 3, 4, 5] == [b[3] + 1 for b in batches]
+    assert (progress.step, progress.version, progress.ticket) == (5, 5, 10)
+
+
+def test_a_stop_saves_without_evaluating_and_the_next_run_goes_on():
+    pool, progress = FakePool(lambda ticket: GOOD), loop.Progress()
+    _, events, _, _ = run(pool, progress, steps=4, eval_every=2, stop=lambda: progress.step >= 1)
+    assert progress.step == 1 and ("save", 1, None) in events and "evaluate" not in [e[0] for e in events]
+    assert ("log", 1) in events
+    _, events, batches, _ = run(pool, progress, steps=4, eval_every=2)
+    assert [e[1] for e in events if e[0] == "log"] == [2, 3, 4] and [b[3] for b in batches] == [1, 2, 3]
+    assert pool.submitted == list(range(8))
+
+
+def test_a_finished_run_does_nothing_more():
+    progress = loop.Progress(step=3, version=3, ticket=6)
+    _, events, batches, _ = run(FakePool(lambda ticket: GOOD), progress, steps=3, eval_every=1)
+    assert events == batches == [] and progress == loop.Progress(step=3, version=3, ticket=6)

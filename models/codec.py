@@ -126,6 +126,23 @@ class Codec:
         ids += glue.after
         return ids
 
+    def check_turns(self, role: str = "tool", thinking: bool = True) -> None:
+        """Call at start-up: that turns followed by a `role` message are prefix extensions, also those with a thinking
+        part.
+
+        Raises NotPrefix when the template rewrites them, ValueError when it refuses the role. An episode under such a
+        template has to be split into several rows; that comes with real models, and until then a run with it is refused
+        before it begins.
+        """
+        glue = self._turn_glue(role)
+        for kind, kept in (("", glue.keeps_text), ("thinking ", glue.keeps_thinking or not thinking)):
+            if not kept:
+                raise NotPrefix(
+                    f"codec: the chat template rewrites an earlier {kind}turn when a {role!r} message follows, want a "
+                    "prefix extension; use a template that keeps its turns (one without a split on '</think>', say), "
+                    "or another role for the world's messages"
+                )
+
     def view(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens written out. A cut UTF-8 character shows as U+FFFD."""
         return self._full.decode(list(ids), skip_special_tokens=False)

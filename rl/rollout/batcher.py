@@ -30,6 +30,7 @@ def pack(
     micro_rows: int,
     version: int,
     pad_id: int,
+    max_staleness: int | None = None,
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
 
@@ -40,7 +41,8 @@ def pack(
     in used rows).
 
     Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an
-    advantage or reward, and for two episodes of one (ticket, member).
+    advantage or reward, and for two episodes of one (ticket, member). AssertionError for a trained token more than
+    `max_staleness` versions old: whoever admits work (rl/rollout/staleness.py) has let too much through.
     """
     if micro_rows < 1 or rows % micro_rows:
         raise ValueError(f"pack: got {rows=} and {micro_rows=}, want rows to be a multiple of micro_rows")
@@ -59,6 +61,12 @@ def pack(
             f"want at most {rows} rows; raise rows, or put fewer groups in a batch"
         )
     batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id)
+    oldest = int(batch.staleness.max(initial=0))
+    if max_staleness is not None and oldest > max_staleness:
+        raise AssertionError(
+            f"pack: got a token {oldest} versions old at version {version}, want at most {max_staleness=}; "
+            "the staleness gate is broken, or the batch holds groups that it never admitted"
+        )
     return batch, {
         "rows": used,
         "micro_batches": used // micro_rows,

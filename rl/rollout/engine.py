@@ -96,6 +96,7 @@ class Engine:
 
     def publish(self, params: Any, version: int) -> None:
         """Serve a copy of `params` from the next round on; returns at once. The caller may donate `params` afterwards.
+        Only a round planned before this returned can still sample by the version before.
 
         Live KV is computed again before the session's next token, so every token's logp is that of its version alone.
         Errors: ValueError for a version that goes back; EngineClosed; EngineError.
@@ -300,23 +301,32 @@ class Engine:
                     self._work.wait_for(lambda: self._closing or self._next or self._commands or self._requests)
                     if self._closing:
                         break
-                    self._swap()
-                    commands = [self._commands.popleft() for _ in range(len(self._commands))]
-                for command, done in commands:
-                    try:
-                        command()
-                    finally:
-                        done.set()
+                self._obey()
                 with self._lock:
+                    self._swap()  # where the plan is made: what is planned after publish() returned has its weights
                     plan = next_plan(self._requests, self.contexts, prefill_rows=self._prefill_rows, lanes=self.lanes)
                     self._busy_lanes = len(plan.requests) if plan is not None and plan.kind == "decode" else 0
                 if plan is not None:
                     (self._prefill if plan.kind == "prefill" else self._decode)(plan)
         except BaseException as error:  # every caller hears of it, now and later
-            logging.exception("engine thread died")
             self._failure = error
+            logging.exception("engine thread died")
         finally:
             self._end()
+
+    def _obey(self) -> None:
+        """Run what callers queued. A command leaves the queue when it has run: one that raises, and those behind it,
+        stay there for `_end`, which wakes their callers when the failure is known.
+        """
+        while True:
+            with self._lock:
+                if not self._commands:
+                    return
+                command, done = self._commands[0]
+            command()
+            with self._lock:
+                self._commands.popleft()
+                done.set()
 
     def _end(self) -> None:
         with self._lock:

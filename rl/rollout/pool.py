@@ -66,6 +66,7 @@ class _Slot(Watch):
     thread: threading.Thread | None = None
     job: tuple[_Open, int] | None = None
     session: Any = None
+    env: WatchedEnv | None = None  # kept from episode to episode
     lost: bool = False
 
 
@@ -75,9 +76,8 @@ class Pool:
     `make_env` makes one world, in the thread that plays it. `episode` is `rl.rollout.worker.run_episode`, called as
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
     the world its thread. A member that ended as ENV_ERROR is tried `retries` times more, a group `group_retries` times
-    in all; with fewer than `min_scored` scored members the group is dropped. `max_groups` bounds the groups submitted
-    and not yet taken. `failures_in_row` world errors without one scored episode between, or `watchdog_s` without any
-    progress, are fatal.
+    in all; with fewer than `min_scored` scored members the group is dropped. `failures_in_row` world
+    errors without one scored episode between, or `watchdog_s` without any progress, are fatal.
     """
 
     def __init__(
@@ -93,7 +93,6 @@ class Pool:
         retries: int = 2,
         group_retries: int = 8,
         min_scored: int = 2,
-        max_groups: int | None = None,
         failures_in_row: int = 256,
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,
@@ -108,7 +107,6 @@ class Pool:
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
         self._retries, self._group_retries, self._min_scored = retries, group_retries, min_scored
-        self._max_groups = max_groups
         self._failures_in_row = failures_in_row
         self._episode, self._limits = episode, limits
 
@@ -134,7 +132,7 @@ class Pool:
     # Callers
 
     def submit_group(self, ticket: int, task: Task, size: int) -> None:
-        """Queue `size` episodes of `task`; blocks while `max_groups` are submitted and not yet taken.
+        """Queue `size` episodes of `task`.
 
         Member m samples with `request_key(seed, ticket, m)`. Errors: PoolClosed after `close`; PoolError when the pool
         has failed.
@@ -175,7 +173,6 @@ class Pool:
                 sampling or self._sampling,
                 self._seed if seed is None else seed,
                 inbox,
-                bounded=False,
             )
         groups: dict[int, Group] = {}
         for _ in tasks:
@@ -225,12 +222,10 @@ class Pool:
 
     # The table of groups (all under the lock)
 
-    def _submit(self, ticket, task, size, sampling, seed, inbox, bounded: bool = True) -> None:
+    def _submit(self, ticket, task, size, sampling, seed, inbox) -> None:
         if size < 1:
             raise ValueError(f"group {ticket}: got size {size}, want at least 1")
         with self._lock:
-            if bounded and self._max_groups is not None:
-                self._lock.wait_for(lambda: self._ended() or len(self._groups) + len(self._results) < self._max_groups)
             self._raise_if_ended()
             group = _Open(ticket, task, sampling, seed, inbox, dict.fromkeys(range(size)), [0] * size)
             if not self._groups:
@@ -250,9 +245,7 @@ class Pool:
                 raise TimeoutError(f"next_group: none of {len(self._groups)} open groups finished in {timeout_s} s")
             if self._failure is not None or not inbox:
                 self._raise_if_ended()
-            group = inbox.popleft()
-            self._lock.notify_all()  # a bounded submit may go on
-            return group
+            return inbox.popleft()
 
     def _ended(self) -> bool:
         return self._failure is not None or self._stop.is_set()
@@ -316,7 +309,6 @@ class Pool:
         slot.thread.start()
 
     def _work(self, slot: _Slot) -> None:
-        env: WatchedEnv | None = None
         try:
             while True:
                 with self._lock:
@@ -325,7 +317,7 @@ class Pool:
                         return
                     slot.job = self._jobs.popleft()
                 group, member = slot.job
-                trajectory, env = self._play(slot, env, group, member)
+                trajectory = self._play(slot, group, member)
                 with self._lock:
                     if slot.lost:  # its member was ended by the supervisor, and another thread has its place
                         return
@@ -336,25 +328,22 @@ class Pool:
                 if not slot.lost and not self._stop.is_set():
                     self._fail(error)
         finally:
-            if env is not None:
-                env.discard()
+            self._discard(slot)
 
-    def _play(
-        self, slot: _Slot, env: "WatchedEnv | None", group: _Open, member: int
-    ) -> "tuple[Trajectory, WatchedEnv | None]":
+    def _play(self, slot: _Slot, group: _Open, member: int) -> Trajectory:
         """One attempt of one episode. The world is kept for the next one only when this one ended well."""
         try:
-            if env is None:
-                env = WatchedEnv(slot, self._make_env)
-            session = self._open(slot, group, member)
+            if slot.env is None:
+                slot.env = WatchedEnv(slot, self._make_env)
         except EnvError as error:
-            return _empty(group, member, Status.ENV_ERROR, repr(error)), None
+            return _empty(group, member, Status.ENV_ERROR, repr(error))
+        session = self._open(slot, group, member)
         if session is None:
-            return _empty(group, member, Status.CANCELLED, "the pool was closed"), env
+            return _empty(group, member, Status.CANCELLED, "the pool was closed")
         try:
             limits = {**self._limits, "call_deadline_s": self._call_deadline_s}
             trajectory = self._episode(
-                env, group.task, self._codec, session, ticket=group.ticket, member=member, **limits
+                slot.env, group.task, self._codec, session, ticket=group.ticket, member=member, **limits
             )
         except EnvError as error:
             trajectory = _empty(group, member, Status.ENV_ERROR, repr(error))
@@ -366,9 +355,13 @@ class Pool:
                 f"episode of task {group.task.task_id!r}: got {type(trajectory).__name__}, want a Trajectory"
             )
         if trajectory.status is Status.ENV_ERROR:
-            env.discard()  # whatever broke may have left it half-way
-            env = None
-        return trajectory, env
+            self._discard(slot)  # whatever broke may have left it half-way
+        return trajectory
+
+    def _discard(self, slot: _Slot) -> None:
+        env, slot.env = slot.env, None
+        if env is not None:
+            env.discard()
 
     def _open(self, slot: _Slot, group: _Open, member: int):
         key = request_key(group.seed, group.ticket, member)
@@ -383,8 +376,8 @@ class Pool:
                 raise
             with self._lock:
                 slot.session = session
-                ended = self._ended()  # close() may have looked for sessions just before
-            if not ended:
+                late = self._ended() or slot.lost  # whoever ended them may have looked for sessions just before
+            if not late:
                 return session
             session.close()
         return None
@@ -404,8 +397,10 @@ class Pool:
         """Look at every running call once; the seconds until the next look."""
         with self._lock:
             now = time.monotonic()
-            hung = [s for s in self._slots if s.call_since is not None and now - s.call_since > self._call_deadline_s]
-            sessions = [self._replace(slot) for slot in hung]
+            # The environment threads write `call_since` without the lock: one read, one truth.
+            running = [(slot, now - since) for slot in self._slots if (since := slot.call_since) is not None]
+            hung = [(slot, seconds) for slot, seconds in running if seconds > self._call_deadline_s]
+            sessions = [self._replace(slot, seconds) for slot, seconds in hung]
             if self._groups and self._failure is None and now - self._progress_s > self._watchdog_s:
                 engine = self._engine.stats()
                 self._fail(
@@ -421,8 +416,7 @@ class Pool:
                 session.close()
         return max(pause, 0.0) + 0.01
 
-    def _replace(self, slot: _Slot):
-        seconds = time.monotonic() - slot.call_since
+    def _replace(self, slot: _Slot, seconds: float):
         job, session = slot.job, slot.session
         self._lose(slot)
         logging.warning("env-%d: a world call hangs for %.1f s; its thread is replaced", slot.index, seconds)

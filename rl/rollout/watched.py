@@ -1,9 +1,12 @@
-"""A world under watch: whoever holds the `Watch` sees since when a call has been running."""
+"""Calls of a world, by which the program is protected from it: what it raises is an EnvError, and how long it runs can
+be seen.
+"""
 
 import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from envs.base import Env, EnvError, Task
 
@@ -16,22 +19,34 @@ class Watch:
     call_since: float | None = None  # monotonic seconds at which the running call of the world began
 
 
+def guarded(name: str, function: Callable, *args) -> Any:
+    """One call of a world. Whatever it raises comes out as an EnvError, with the world's own error as its cause."""
+    try:
+        return function(*args)
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{name}: {type(error).__name__}: {error}") from error
+
+
 class WatchedEnv:
-    """A world whose calls are on the clock and whose failures, of whatever type, come out as EnvError."""
+    """A world whose calls are on the clock. What reset and step raise goes through: it is guarded where the episode is
+    played; making and closing a world are guarded here.
+    """
 
     def __init__(self, watch: Watch, make_env: Callable[[], Env]):
         self._watch = watch
-        self._env = self._call("make_env", make_env)
+        self._env = guarded("make_env", self._timed, make_env)
 
     @property
     def spec(self):
         return self._env.spec
 
     def reset(self, task: Task):
-        return self._call("reset", self._env.reset, task)
+        return self._timed(self._env.reset, task)
 
     def step(self, action: str):
-        return self._call("step", self._env.step, action)
+        return self._timed(self._env.step, action)
 
     def close(self) -> None:
         """Nothing: the thread closes its world, with `discard`."""
@@ -39,17 +54,13 @@ class WatchedEnv:
     def discard(self) -> None:
         """Close the world; a world that fails even at this is only logged."""
         try:
-            self._call("close", self._env.close)
+            guarded("close", self._timed, self._env.close)
         except EnvError as error:
             logging.warning("env-%d: %s", self._watch.index, error)
 
-    def _call(self, name: str, fn: Callable, *args):
+    def _timed(self, function: Callable, *args):
         self._watch.call_since = time.monotonic()
         try:
-            return fn(*args)
-        except EnvError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{name}: {type(error).__name__}: {error}") from error
+            return function(*args)
         finally:
             self._watch.call_since = None

@@ -2,7 +2,7 @@
 
 A limit is failure: `facts["success"]` is False. A turn cut by `max_turn_tokens` is handed to the world as it is
 (malformed, so the world says so); an episode whose row is full, or whose next observation leaves no room for a token,
-ends as TOKEN_LIMIT.
+ends as TOKEN_LIMIT. Past `max_seconds` of the world's clock it ends as TIME_LIMIT.
 
 A failed world is typed data: one that raises, answers something else than a Step, or answers later than
 `call_deadline_s` ends its episode as ENV_ERROR with `facts["error"]`. A call that *never* returns cannot be seen from
@@ -11,8 +11,9 @@ another. A failed program (codec, engine) raises.
 """
 
 import itertools
+import math
+import numbers
 import pathlib
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ import numpy as np
 from envs.base import Env, EnvError, Message, Observation, Step, Task
 from models.codec import Codec
 from rl.rollout.session import CapacityError
+from rl.rollout.watched import guarded
 from rl.types import Row, Status, Trajectory, Turn
 
 
@@ -37,8 +39,8 @@ def run_episode(
     max_turn_tokens: int,
     max_tokens: int,
     call_deadline_s: float,
+    max_seconds: float | None = None,
     role: str = "tool",
-    cancelled: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Plays `task` to its end and returns its trajectory, whatever the world does. The caller closes both sides.
@@ -47,26 +49,25 @@ def run_episode(
     is longer. `role` is the world's in the chat template. A text that `env.reset` gives follows the prompt as a user
     message. Row.turn is -1 on the prompt and k on turn k (from 0) and on the world's answer to it.
 
-    CANCELLED: the session was closed, or `cancelled` is set. Raises what the codec and the engine raise
+    `max_seconds` (None: no limit) bounds the world's clock: `facts["seconds"]` where the world reports its own, virtual
+    or not, and otherwise the seconds of `clock` spent inside its calls. It is read after each step; time spent sampling
+    does not count.
+
+    CANCELLED: the session was closed. Raises what the codec and the engine raise
     (models.codec.NotPrefix among them).
     """
-    record, facts = _Record(), {"success": False}
+    record, facts, spent_s = _Record(), {"success": False}, 0.0
 
     def ended(status: Status, **more: Any) -> Trajectory:
         if status not in (Status.DONE, Status.GAVE_UP):
             more["success"] = False
         return Trajectory(task.task_id, ticket, member, status, record.rows(), {**facts, **more}, {})
 
-    def stopped() -> bool:
-        return cancelled is not None and cancelled.is_set()
-
     try:
-        first = _observed(_call(env.reset, task, call_deadline_s, clock))
-        new_ids = codec.start(_messages(task, first.text))
+        first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
+        new_ids = codec.start(_messages(task, _observed(first).text))
         for index in itertools.count():
             asked = min(max_turn_tokens, max_tokens - len(record) - len(new_ids))
-            if stopped():
-                return ended(Status.CANCELLED)
             if asked < 1:
                 return ended(Status.TOKEN_LIMIT)
             try:
@@ -75,14 +76,17 @@ def run_episode(
                 return ended(Status.TOKEN_LIMIT)
             record.given(new_ids, index - 1)
             record.sampled(turn, index)
-            if turn.reason == "closed" or stopped():
+            if turn.reason == "closed":
                 return ended(Status.CANCELLED)
             # fewer than asked: the engine's own row is full
             if turn.reason == "length" and (len(turn.ids) < asked or len(record) >= max_tokens):
                 return ended(Status.TOKEN_LIMIT)
             text = action_text(codec, turn.ids, env.spec.stop)
-            step = _stepped(_call(env.step, text, call_deadline_s, clock))
+            answer, seconds = _call("step", env.step, text, call_deadline_s, clock)
+            step, spent_s = _stepped(answer), spent_s + seconds
             facts = dict(step.facts)
+            if max_seconds is not None and _seconds(facts, spent_s) > max_seconds:
+                return ended(Status.TIME_LIMIT)
             if step.done:
                 return ended(Status.GAVE_UP if facts.get("gave_up") else Status.DONE)
             if index + 1 >= env.spec.max_turns:
@@ -184,18 +188,23 @@ def _cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(ends)], True) if ends else (text, False)
 
 
-def _call(function: Callable, argument: Any, deadline_s: float, clock: Callable[[], float]) -> Any:
-    """One call of the world. Whatever it raises is an EnvError, and so is an answer that comes too late."""
+def _call(
+    name: str, function: Callable, argument: Any, deadline_s: float, clock: Callable[[], float]
+) -> tuple[Any, float]:
+    """One call of the world: its answer, and how long it took. An answer that comes too late is an EnvError too."""
     began_s = clock()
-    try:
-        answer = function(argument)
-    except EnvError:
-        raise
-    except Exception as err:
-        raise EnvError(repr(err)) from err
+    answer = guarded(name, function, argument)
     if clock() - began_s > deadline_s:
         raise EnvError(f"the world's call took {clock() - began_s:.1f} s, deadline {deadline_s} s")
-    return answer
+    return answer, clock() - began_s
+
+
+def _seconds(facts: Mapping[str, Any], spent_s: float) -> float:
+    """The world's clock: its own account where it gives one, else the seconds spent in its calls."""
+    seconds = facts.get("seconds", spent_s)
+    if not isinstance(seconds, numbers.Real) or not math.isfinite(seconds):
+        raise EnvError(f"the world gave facts['seconds']={_brief(seconds)}, want a finite number of seconds; mend step")
+    return float(seconds)
 
 
 def _observed(answer: Any) -> Observation:

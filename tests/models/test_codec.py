@@ -180,6 +180,20 @@ def test_dropped_thinking_is_detected(codecs):
     assert codec.extend(codec.encode_action("Peru"), "Lima", role="user")  # no thinking, nothing dropped
 
 
+def test_a_template_that_rewrites_turns_is_told_at_startup(codecs):
+    for name, role in ROLE.items():
+        if name != "drops":
+            codecs[name].check_turns(role, True)
+    codecs["drops"].check_turns("tool", True)  # drops before a user message alone
+    codecs["drops"].check_turns("user", False)
+    with pytest.raises(NotPrefix, match="rewrites an earlier thinking turn when a 'user' message follows"):
+        codecs["drops"].check_turns("user", True)
+    with pytest.raises(NotPrefix, match="rewrites an earlier"):
+        codecs["opens"].check_turns("user", True)
+    with pytest.raises(ValueError, match="refuses roles"):
+        codecs["llama"].check_turns("tool", False)
+
+
 def test_opened_thinking_is_detected(codecs):
     with pytest.raises(NotPrefix):
         codecs["opens"].extend(codecs["opens"].encode_action("I will\n</think>\n\nPeru"), "Lima", role="user")

@@ -51,9 +51,7 @@ def test_worked_example():
 def batches(draw):
     lengths = draw(st.lists(st.integers(2, 40), min_size=0, max_size=30))
     actions = [sorted(draw(st.sets(st.integers(1, n - 1), min_size=1))) for n in lengths]
-    return [
-        episode(i // 4, i % 4, row(n, actions[i], version=i % 6, first=i * 50)) for i, n in enumerate(lengths)
-    ]
+    return [episode(i // 4, i % 4, row(n, actions[i], version=i % 6, first=i * 50)) for i, n in enumerate(lengths)]
 
 
 @given(batches(), st.randoms())
@@ -119,6 +117,16 @@ def test_what_adds_no_loss_is_left_out():
     ]
     batch, stats = pack(episodes, numbers, numbers, **SHAPE)
     assert stats["episodes"] == 1 and stats["tokens"] == 4 and batch.action_mask.sum() == 1
+
+
+def test_a_token_older_than_the_bound_is_a_broken_gate():
+    numbers = {(0, 0): 0.0}
+    episodes = [episode(0, 0, row(4, [1, 2], version=3))]
+    pack(episodes, numbers, numbers, **SHAPE)  # unchecked
+    pack(episodes, numbers, numbers, **SHAPE, max_staleness=2)
+    with pytest.raises(AssertionError, match="2 versions old at version 5, want at most max_staleness=1"):
+        pack(episodes, numbers, numbers, **SHAPE, max_staleness=1)
+    pack([], {}, {}, **SHAPE, max_staleness=0)
 
 
 def test_an_episode_of_two_rows_has_its_reward_once():

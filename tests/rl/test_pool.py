@@ -17,6 +17,7 @@ from models.sampling import Sampling
 from rl.rollout.engine import Engine
 from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool, PoolClosed, PoolError
+from rl.rollout.watched import guarded
 from rl.types import Row, Status, Trajectory
 
 TASK = Task("task-0", "toy", "train", 0, (), {})
@@ -88,7 +89,7 @@ def episode(env, task, codec, session, *, ticket, member, call_deadline_s):
     env.reset(task)
     if session.generate() == "closed":
         return Trajectory(task.task_id, ticket, member, Status.CANCELLED, (), {}, {})
-    step = env.step(f"{ticket}/{member}")
+    step = guarded("step", env.step, f"{ticket}/{member}")
     if not isinstance(step, Step):
         raise EnvError(f"garbage: {step!r}")
     return Trajectory(task.task_id, ticket, member, Status.DONE, (row(),), dict(step.facts), {})
@@ -235,10 +236,10 @@ def test_hung_world_is_abandoned_and_its_place_filled():
     release.set()
 
 
-def test_close_is_bounded_with_blocked_producers_generation_and_consumer():
-    """CASES E1: three producers blocked in submit, all threads blocked in generate or open, one consumer blocked."""
+def test_close_is_bounded_with_blocked_generation_and_consumers():
+    """CASES E1: all threads blocked in generate or open, three consumers blocked; submit never blocks."""
     engine = FakeEngine(blocks=True, residents=2)
-    pool = make_pool(engine=engine, max_groups=1)
+    pool = make_pool(engine=engine)
     pool.submit_group(0, TASK, 4)
     ends = []
 
@@ -249,7 +250,7 @@ def test_close_is_bounded_with_blocked_producers_generation_and_consumer():
         except PoolError as error:
             ends.append(type(error))
 
-    callers = [threading.Thread(target=blocked, args=(lambda i=i: pool.submit_group(i, TASK, 2),)) for i in (1, 2, 3)]
+    callers = [threading.Thread(target=blocked, args=(lambda: pool.next_group(30),)) for _ in range(3)]
     for caller in callers:
         caller.start()
     while len(engine.sessions) < 2:
@@ -306,6 +307,53 @@ def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row():
     assert pool.close()
 
 
+@pytest.mark.parametrize("episodes", [0, 1])
+def test_a_thread_that_dies_closes_its_world(episodes):
+    """Also when it dies in the first episode that the world plays."""
+    made = []
+
+    def make_env():
+        made.append(FakeEnv(ok))
+        return made[-1]
+
+    engine, options = FakeEngine(), {"sampling": Sampling(), "call_deadline_s": 5, "episode": episode}
+    pool = Pool(engine, make_env, None, threads=1, seed=0, **options)
+    for ticket in range(episodes):
+        pool.submit_group(ticket, TASK, 1)
+        pool.next_group(5)
+    engine.error = RuntimeError("device lost")
+    pool.submit_group(9, TASK, 1)
+    with pytest.raises(PoolError, match="device lost"):
+        pool.next_group(5)
+    assert pool.close()
+    assert len(made) == 1 and made[0].closed and not engine.sessions
+
+
+def test_a_call_may_end_while_the_supervisor_looks():
+    """`call_since` is set to None by the thread at any time: it is read once, wherever that read falls."""
+    pool = make_pool(threads=1, call_deadline_s=0.05)
+    slot = pool._slots[0]
+
+    class Fleeting(type(slot)):  # the first read sees a call that is long overdue, every later one none
+        reads = 0
+
+        @property
+        def call_since(self):
+            self.reads += 1
+            return 0.0 if self.reads == 1 else None
+
+        @call_since.setter
+        def call_since(self, value):
+            pass
+
+    slot.__class__ = Fleeting
+    pool._inspect()
+    pool.submit_group(0, TASK, 2)
+    assert [t.status for t in pool.next_group(5).trajectories] == [Status.DONE] * 2
+    assert pool.stats()["lost_threads"] == 1
+    assert pool.close()
+
+
 def test_a_world_that_cannot_be_made_is_the_worlds_fault():
     def make_env():
         raise OSError("no disk")
@@ -338,7 +386,8 @@ def test_run_many_keeps_the_order_of_tasks_and_apart_from_training_groups():
     pool = make_pool(min_scored=1)
     pool.submit_group(100, TASK, 2)
     tasks = [Task(f"task-{i}", "toy", "test", i, (), {}) for i in range(7)]
-    groups = pool.run_many(tasks, samples=2, sampling=Sampling(greedy=True), seed=3)
+    groups = pool.run_many(tasks, samples=2, sampling=Sampling(greedy=True), seed=3, first_ticket=2**30)
+    assert [g.ticket for g in groups] == list(range(2**30, 2**30 + 7))
     assert [g.task.task_id for g in groups] == [t.task_id for t in tasks]
     assert all(len(g.trajectories) == 2 and not g.dropped for g in groups)
     assert pool.next_group(5).ticket == 100

@@ -1,7 +1,5 @@
 """An episode ends for exactly one reason, its row is what was sampled and given, and a broken world is data."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -246,11 +244,42 @@ def test_an_answer_that_comes_too_late_is_an_env_error():
     assert trajectory.status is Status.ENV_ERROR and "took 7.0 s, deadline 5.0 s" in trajectory.facts["error"]
 
 
-def test_stop_event_cancels():
-    stop = threading.Event()
-    assert play(Env(), Script("a$", on_turn=lambda n: stop.set()), cancelled=stop).status is Status.CANCELLED
-    session = Script()
-    assert play(Env(), session, cancelled=stop).status is Status.CANCELLED and not session.calls
+@pytest.mark.parametrize("max_seconds, status", [(None, Status.DONE), (6.0, Status.DONE), (5.9, Status.TIME_LIMIT)])
+def test_seconds_in_the_worlds_calls_are_bounded(max_seconds, status):
+    now = [0.0]
+
+    def slow():  # 2 s a step; what is sampled between takes 100 s
+        now[0] += 2.0
+        return step(done=now[0] > 206, success=now[0] > 206, f1=0.5)
+
+    def sampling(n):
+        now[0] += 100.0
+
+    session = Script("a$", "b$", "c$", on_turn=sampling)
+    trajectory = play(Env(slow, slow, slow), session, clock=lambda: now[0], max_seconds=max_seconds)
+    assert trajectory.status is status and trajectory.status.scored
+    assert trajectory.facts == {"success": status is Status.DONE, "f1": 0.5}
+    assert trajectory.rows[0].action_mask.sum() == 6  # the turn that ran over is part of the row
+
+
+def test_a_world_with_a_clock_of_its_own_is_bounded_by_that_alone():
+    now = [0.0]
+
+    def answer(seconds, **facts):
+        def slow():
+            now[0] += 4.0  # wall seconds, which do not count
+            return step(seconds=seconds, **facts)
+
+        return slow
+
+    env = Env(answer(0.0), answer(3), answer(np.float32(3.5), done=True, success=True))
+    assert play(env, Script("a$", "b$", "c$"), clock=lambda: now[0], max_seconds=3.5).status is Status.DONE
+    env = Env(answer(3.0), answer(4.0, done=True, success=True))
+    trajectory = play(env, Script("a$", "b$"), clock=lambda: now[0], max_seconds=3.5)
+    assert trajectory.status is Status.TIME_LIMIT and trajectory.facts == {"success": False, "seconds": 4.0}
+    for bad in ("soon", float("nan"), None):
+        trajectory = play(Env(step(seconds=bad)), Script("a$"), max_seconds=3.5)
+        assert trajectory.status is Status.ENV_ERROR and "want a finite number of seconds" in trajectory.facts["error"]
 
 
 def test_a_failed_program_raises():

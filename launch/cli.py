@@ -18,6 +18,8 @@ A main looks like this:
 """
 
 import contextlib
+import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -92,7 +94,10 @@ def override(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
         node = node.get(parent, {})
     if last not in node:
         raise ConfigError(f"config has no key {key!r} to set to {value!r}; this experiment's world does not take it")
-    node[last] = value
+    try:
+        node[last] = value
+    except TypeError as err:
+        raise ConfigError(f"config key {key}: got {value!r}, want a {type(node[last]).__name__}") from err
 
 
 def want_workdir(workdir: str | None) -> str:
@@ -109,6 +114,9 @@ def check_init(init: Path | None) -> None:
     for part in ("config.json", "ckpt", "tokenizer/tokenizer.json"):
         if not (init / part).exists():
             raise ConfigError(f"--init: no {init / part}; want the folder of a finished launch.sft or launch.train run")
+
+
+_KINDS = {bool: "bool", int: "whole number", float: "finite number", str: "string"}
 
 
 class ReadTracker:
@@ -130,6 +138,14 @@ class ReadTracker:
         self._read.add(key)
         return self._leaves[key]
 
+    def typed(self, key: str, wanted: type) -> Any:
+        """`self[key]`, which must be a `wanted` (bool, int, float or str; an int is a float, floats are finite)."""
+        value = self[key]
+        right = isinstance(value, int | float if wanted is float else wanted)
+        if not right or isinstance(value, bool) != (wanted is bool) or (wanted is float and not math.isfinite(value)):
+            raise ConfigError(f"config key {key}: got {value!r}, want a {_KINDS[wanted]}")
+        return value
+
     def section(self, key: str) -> dict[str, Any]:
         """All of a section as a nested plain dict, every leaf counted as read: for options that are handed on whole."""
         tree: dict[str, Any] = {}
@@ -147,9 +163,17 @@ class ReadTracker:
         return tree
 
     def into(self, cls: Callable[..., Any], key: str, **given: Any) -> Any:
-        """`cls` built from the leaves of a section that have the names of its fields; other leaves stay unread."""
-        fields = [name for name in cls.__dataclass_fields__ if name not in given]
-        return cls(**{name: self[f"{key}.{name}"] for name in fields}, **given)
+        """`cls` built from the leaves of a section that have the names of its fields; other leaves stay unread.
+
+        A field with a default need not be there; plain types are checked.
+        """
+        values = dict(given)
+        for field in dataclasses.fields(cls):
+            name = f"{key}.{field.name}"
+            if field.name in given or (name not in self._leaves and field.default is not dataclasses.MISSING):
+                continue
+            values[field.name] = self.typed(name, field.type) if field.type in _KINDS else self[name]
+        return cls(**values)
 
     def unread(self) -> list[str]:
         """Leaves that nothing has read; an empty section does not count."""

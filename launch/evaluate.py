@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from envs.base import Task, World
+from envs.base import Env, Observation, Step, Task, World
 from launch import cli
 from launch.plan import Plan, make_plan
 
@@ -48,17 +48,38 @@ def of_run(
         }
 
 
+class _Watched:
+    """An env that remembers whether the world itself ended the episode."""
+
+    def __init__(self, env: Env):
+        self.spec, self.ended, self._env = env.spec, False, env
+
+    def reset(self, task: Task) -> Observation:
+        self.ended = False
+        return self._env.reset(task)
+
+    def step(self, action: str) -> Step:
+        step = self._env.step(action)
+        self.ended = step.done
+        return step
+
+    def close(self) -> None:
+        self._env.close()
+
+
 def of_policy(world: World, policy: str, tasks: Sequence[Task]) -> dict[str, Any]:
     """The same summary of a scripted policy; it plays text, so tokens is None."""
     from envs.play import play
     from rl.metrics.success import summarise
     from rl.types import Status, Trajectory
 
-    env, played = world.make_env(), []
+    env, played = _Watched(world.make_env()), []
     try:
         for task in tasks:
             turns, facts = play(env, task, world.policies[policy](task))
-            ended = Status.DONE if len(turns) < env.spec.max_turns or facts["success"] else Status.TURN_LIMIT
+            ended = Status.TURN_LIMIT
+            if env.ended:
+                ended = Status.GAVE_UP if facts.get("gave_up") else Status.DONE
             played.append((task, [Trajectory(task.task_id, 0, 0, ended, (), {**facts, "turns": len(turns)}, {})]))
     finally:
         env.close()

@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from launch.cli import ConfigError, ReadTracker, assert_all_read
+from launch.cli import ConfigError, ReadTracker, assert_all_read, validating
+from models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RolloutPlan:
 @dataclasses.dataclass(frozen=True)
 class SftPlan:
     steps: int
-    minutes: float
+    save_every: int
     rows: int
     learning_rate: float
     warmup_steps: int
@@ -99,7 +100,8 @@ class Plan:
     n_demos: int
     sft: SftPlan
     rl: RlPlan
-    reward_terms: Mapping[str, float]
+    reward_terms: Mapping[str, float]  # "success" or a fact -> weight
+    reward_reach: Mapping[str, float]  # of a term that is a count: the largest difference it can make
     max_shaping: float
     eval: EvalPlan
 
@@ -107,113 +109,195 @@ class Plan:
 def make_plan(config) -> Plan:
     """Read every leaf of `config` into a `Plan`; raise `ConfigError` (got, wanted, remedy) for what cannot work."""
     read = ReadTracker(config)
-    mesh = read.section("mesh")
     plan = Plan(
-        name=read["name"],
-        seed=read["seed"],
-        world=read["world.name"],
+        name=read.typed("name", str),
+        seed=read.typed("seed", int),
+        world=read.typed("world.name", str),
         world_options=read.section("world.options"),
-        tokenizer_path=read["tokenizer.path"],
-        vocab_size=read["tokenizer.vocab_size"],
-        model=read.section("model"),
-        mesh=(mesh["data"], mesh["fsdp"], mesh["tensor"]),
-        batch=BatchPlan(**read.section("batch")),
-        engine=EnginePlan(**{k: tuple(v) if k == "contexts" else v for k, v in read.section("engine").items()}),
-        rollout=RolloutPlan(**read.section("rollout")),
-        n_demos=read["demos.n"],
-        sft=SftPlan(**read.section("sft")),
-        rl=RlPlan(**read.section("rl")),
-        reward_terms=read.section("reward.terms"),
-        max_shaping=read["reward.max_shaping"],
-        eval=EvalPlan(**read.section("eval")),
+        tokenizer_path=read.typed("tokenizer.path", str),
+        vocab_size=read.typed("tokenizer.vocab_size", int),
+        model=_model(read),
+        mesh=tuple(read.typed(f"mesh.{axis}", int) for axis in ("data", "fsdp", "tensor")),
+        batch=read.into(BatchPlan, "batch"),
+        engine=read.into(EnginePlan, "engine", contexts=_contexts(read)),
+        rollout=read.into(RolloutPlan, "rollout"),
+        n_demos=read.typed("demos.n", int),
+        sft=read.into(SftPlan, "sft"),
+        rl=read.into(RlPlan, "rl"),
+        reward_terms=_numbers(read, "reward.terms"),
+        reward_reach=_numbers(read, "reward.reach"),
+        max_shaping=read.typed("reward.max_shaping", float),
+        eval=read.into(EvalPlan, "eval"),
     )
     assert_all_read(read)
-    _check(plan)
+    for check in (_check_sizes, _check_rates, _check_batch, _check_engine, _check_rl, _check_rest):
+        check(plan)
     return plan
 
 
-def _check(plan: Plan) -> None:
-    def refuse(wrong: bool, message: str) -> None:
-        if wrong:
-            raise ConfigError(message)
+def check_single_device(plan: Plan) -> None:
+    """What samples needs a mesh of one device. Errors: ConfigError."""
+    data, fsdp, tensor = plan.mesh
+    _refuse(
+        data * fsdp * tensor > 1,
+        f"mesh.data={data}, mesh.fsdp={fsdp}, mesh.tensor={tensor}: the engine samples on one device so far; "
+        "set all three to 1 (launch.sft without sft.eval_every takes more)",
+    )
 
-    e, b, r, rl = plan.engine, plan.batch, plan.rollout, plan.rl
+
+def _model(read: ReadTracker) -> dict[str, Any]:
+    """Keyword arguments of a ModelConfig that exists: made here once, so that what it refuses is refused first."""
+    with validating():
+        model = dataclasses.asdict(read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int)))
+    width = model["n_kv_heads"] * model["head_dim"]
+    _refuse(
+        model["init"] == "mimetic" and width > model["d_model"],
+        f"model.init='mimetic': got n_kv_heads x head_dim = {width}, wanted at most model.d_model={model['d_model']}",
+    )
+    return {name: value for name, value in model.items() if name != "vocab_size"}
+
+
+def _contexts(read: ReadTracker) -> tuple[int, ...]:
+    contexts = read["engine.contexts"]
+    _refuse(
+        not isinstance(contexts, tuple | list) or not all(type(width) is int for width in contexts),
+        f"engine.contexts: got {contexts!r}, wanted a tuple of whole numbers",
+    )
+    return tuple(contexts)
+
+
+def _numbers(read: ReadTracker, key: str) -> dict[str, float]:
+    """A section of name -> number whose names are free."""
+    return {name: read.typed(f"{key}.{name}", float) for name in read.section(key)}
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise ConfigError(message)
+
+
+def _check_sizes(plan: Plan) -> None:
+    """What counts something: at least 1, or at least 0 where 0 means none or never."""
+    b, e, r, sft, rl = plan.batch, plan.engine, plan.rollout, plan.sft, plan.rl
     for name, value in {
-        "batch.length": b.length,
+        "mesh.data": plan.mesh[0],
+        "mesh.fsdp": plan.mesh[1],
+        "mesh.tensor": plan.mesh[2],
         "batch.rows": b.rows,
         "batch.micro_rows": b.micro_rows,
+        "batch.logp_chunk": b.logp_chunk,
         "engine.lanes": e.lanes,
         "engine.round_tokens": e.round_tokens,
+        "engine.prefill_rows": e.prefill_rows,
+        "engine.prefill_chunk": e.prefill_chunk,
         "rollout.threads": r.threads,
+        "rollout.max_turn_tokens": r.max_turn_tokens,
+        "demos.n": plan.n_demos,
+        "sft.steps": sft.steps,
+        "sft.rows": sft.rows,
+        "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
-        "rl.group_size": rl.group_size,
-        "sft.rows": plan.sft.rows,
         "eval.n": plan.eval.n,
         "eval.final_n": plan.eval.final_n,
     }.items():
-        refuse(value < 1, f"{name}: got {value}, wanted at least 1")
-    refuse(
-        b.rows % b.micro_rows != 0,
-        f"batch.rows={b.rows} is not a multiple of batch.micro_rows={b.micro_rows}; change either",
+        _refuse(value < 1, f"{name}: got {value}, wanted at least 1")
+    for name, value in {
+        "seed": plan.seed,
+        "rollout.retries": r.retries,
+        "sft.warmup_steps": sft.warmup_steps,
+        "sft.eval_every": sft.eval_every,
+        "sft.save_every": sft.save_every,
+        "rl.warmup_steps": rl.warmup_steps,
+        "rl.save_every": rl.save_every,
+        "eval.every": plan.eval.every,
+    }.items():
+        _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
+
+
+def _check_rates(plan: Plan) -> None:
+    """Rates, coefficients and seconds; that they are finite was seen when they were read."""
+    sft, rl = plan.sft, plan.rl
+    for name, value in {
+        "rollout.call_deadline_s": plan.rollout.call_deadline_s,
+        "sft.learning_rate": sft.learning_rate,
+        "rl.learning_rate": rl.learning_rate,
+        "rl.clip_norm": rl.clip_norm,
+        "rl.temperature": rl.temperature,  # training samples by temperature alone
+    }.items():
+        _refuse(value <= 0, f"{name}: got {value}, wanted more than 0")
+    for name, value in {
+        "sft.weight_decay": sft.weight_decay,
+        "rl.weight_decay": rl.weight_decay,
+        "rl.kl_coef": rl.kl_coef,
+        "rl.entropy_coef": rl.entropy_coef,
+        "reward.max_shaping": plan.max_shaping,
+    }.items():
+        _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
+    _refuse(not 0 < rl.b2 < 1, f"rl.b2: got {rl.b2}, wanted more than 0 and less than 1")
+    _refuse(
+        not 0 <= rl.clip_low < 1 or rl.clip_high < 0,
+        f"rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: wanted 0 <= low < 1 and high >= 0",
     )
-    refuse(
-        plan.sft.rows % b.micro_rows != 0,
-        f"sft.rows={plan.sft.rows} is not a multiple of batch.micro_rows={b.micro_rows}; change either",
-    )
-    refuse(
+
+
+def _check_batch(plan: Plan) -> None:
+    b, rl = plan.batch, plan.rl
+    _refuse(b.length < 2, f"batch.length: got {b.length}, wanted at least 2: a token is scored from the one before it")
+    for name, rows in {"batch.rows": b.rows, "sft.rows": plan.sft.rows}.items():
+        _refuse(
+            rows % b.micro_rows != 0,
+            f"{name}={rows} is not a multiple of batch.micro_rows={b.micro_rows}; change either",
+        )
+    _refuse(
         b.rows < rl.groups_per_batch * rl.group_size,
         f"batch.rows={b.rows} < rl.groups_per_batch x rl.group_size = {rl.groups_per_batch * rl.group_size}: an "
         "episode may fill a row; raise batch.rows (rows without tokens cost nothing)",
     )
     shards = plan.mesh[0] * plan.mesh[1]
-    refuse(
+    _refuse(
         b.micro_rows % shards != 0,
         f"batch.micro_rows={b.micro_rows} cannot be sharded over mesh.data x mesh.fsdp = {shards}; make it a multiple",
     )
-    refuse(
-        r.max_episode_tokens > b.length,
-        f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit a packed row of "
-        f"batch.length={b.length}; raise batch.length",
-    )
-    refuse(
-        r.max_episode_tokens > e.capacity,
-        f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit "
-        f"engine.capacity={e.capacity}; raise engine.capacity",
-    )
-    refuse(
+
+
+def _check_engine(plan: Plan) -> None:
+    e, r = plan.engine, plan.rollout
+    for name, tokens in {"engine.capacity": e.capacity, "rollout.max_episode_tokens": r.max_episode_tokens}.items():
+        _refuse(tokens < 2, f"{name}: got {tokens}, wanted at least 2: a prompt and an answer")
+    for name, room in {"batch.length": plan.batch.length, "engine.capacity": e.capacity}.items():
+        _refuse(
+            r.max_episode_tokens > room,
+            f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit {name}={room}; raise {name}",
+        )
+    _refuse(
         e.lanes > e.residents,
         f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: "
         "lower lanes or raise residents",
     )
-    refuse(
-        tuple(sorted(e.contexts)) != e.contexts or e.contexts[-1] != e.capacity,
-        f"engine.contexts={e.contexts} must rise and end at engine.capacity={e.capacity}",
+    rising = all(a < b for a, b in zip((0, *e.contexts), e.contexts, strict=False))
+    _refuse(
+        not rising or e.contexts[-1:] != (e.capacity,),
+        f"engine.contexts={e.contexts} must rise from at least 1 and end at engine.capacity={e.capacity}",
     )
-    refuse(
-        rl.temperature <= 0,
-        f"rl.temperature={rl.temperature}: training samples by temperature alone, and it must be > 0",
-    )
-    refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
-    refuse(rl.recipe != "grpo", f"rl.recipe={rl.recipe!r}: wanted 'grpo', the only recipe built so far")
-    refuse(
+
+
+def _check_rl(plan: Plan) -> None:
+    rl = plan.rl
+    _refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
+    _refuse(rl.recipe != "grpo", f"rl.recipe={rl.recipe!r}: wanted 'grpo', the only recipe built so far")
+    _refuse(
         rl.group_size < 2,
         f"rl.group_size={rl.group_size}: a group of one has advantage 0 and teaches nothing; wanted at least 2",
     )
-    refuse(
+    _refuse(
         rl.schedule not in ("constant", "cosine", "linear"),
         f"rl.schedule={rl.schedule!r}: wanted constant, cosine or linear",
     )
-    refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
-    refuse(plan.eval.split not in ("validation", "test"), f"eval.split={plan.eval.split!r}: wanted validation or test")
-    refuse(
-        not 0 <= rl.clip_low < 1 or rl.clip_high < 0,
-        f"rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: wanted 0 <= low < 1 and high >= 0",
-    )
-    reach = sum(abs(w) for name, w in plan.reward_terms.items() if name != "success")
-    outcome = plan.reward_terms.get("success", 0.0)
-    refuse(outcome <= 0, "reward.terms has no positive weight for 'success': the outcome must lead")
-    refuse(
-        reach > plan.max_shaping * outcome,
-        f"reward.terms: shaping reaches {reach:g}, more than reward.max_shaping={plan.max_shaping:g} of the outcome's "
-        f"{outcome:g}; lower the weights",
-    )
+    _refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
+
+
+def _check_rest(plan: Plan) -> None:
+    """Evaluation; and of the reward, what its terms do not see (rl.rewards.outcome.terms checks the terms)."""
+    _refuse(plan.eval.split not in ("validation", "test"), f"eval.split={plan.eval.split!r}: wanted validation or test")
+    stray = sorted(plan.reward_reach.keys() - plan.reward_terms.keys())
+    _refuse(bool(stray), f"reward.reach: got {stray}, wanted names of reward.terms: {sorted(plan.reward_terms)}")

@@ -14,7 +14,7 @@ class RewardTerm:
 
     `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, whose sum is the score;
     "group": list of the group's scored trajectories -> one float each. NaN means "could not judge", which is never
-    silently 0. `reach` is the largest difference that `fn` can make, before the weight.
+    silently 0. `reach` is the largest difference that `fn` can make, before the weight: more than 0.
     """
 
     name: str
@@ -26,15 +26,24 @@ class RewardTerm:
     def __post_init__(self):
         if self.scope not in ("episode", "turn", "group"):
             raise ValueError(f"reward term {self.name!r}: got scope {self.scope!r}, want 'episode', 'turn' or 'group'")
+        if not (self.reach > 0 and math.isfinite(self.reach) and math.isfinite(self.weight)):
+            raise ValueError(
+                f"reward term {self.name!r}: got weight {self.weight}, reach {self.reach}; want both finite, reach > 0"
+            )
 
 
 def check_terms(terms: Sequence[RewardTerm], *, outcome: str = "outcome", max_shaping: float = 0.3) -> None:
-    """Raise ValueError unless the outcome leads: Σ |weight|·reach of the others is ≤ `max_shaping` of the outcome's."""
+    """Raise ValueError unless the outcome leads: its weight is positive, and Σ |weight|·reach of the others is at most
+    `max_shaping` of its own.
+    """
     names = [term.name for term in terms]
     if len(set(names)) < len(names) or outcome not in names:
         raise ValueError(f"reward terms: got names {names}, want each once and {outcome!r} among them")
     reach = {term.name: abs(term.weight) * term.reach for term in terms}
     lead = reach.pop(outcome)
+    weight = next(term.weight for term in terms if term.name == outcome)
+    if weight <= 0:
+        raise ValueError(f"reward term {outcome!r}: got weight {weight:g}, want more than 0: the outcome leads")
     shaping = math.fsum(reach.values())
     if shaping > max_shaping * lead * (1 + 1e-9):  # .1 + .2 is .3
         raise ValueError(

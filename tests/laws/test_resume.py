@@ -1,7 +1,11 @@
-"""Law: run(n) == run(k) + resume(n - k). Ids, masks, statuses and ticket order are equal; parameters are equal bit for
-bit (what compiles is a function of the tickets alone), and so is the host state that a next step would start from.
+"""Law: run(n) == run(k) + resume(n - k), stopped by a signal or killed between two saves. Ids, masks, statuses and
+ticket order are equal; parameters are equal bit for bit (what compiles is a function of the tickets alone), and so are
+the host state that a next step would start from, the best checkpoint and its score.
+
+Law: engine logp == learner logp, at every step, before and after a resume.
 """
 
+import json
 from pathlib import Path
 
 import jax
@@ -9,11 +13,13 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from launch import runs, sft, train
+from launch import build, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from rl import checkpoint
-from rl.episodes import read_episodes
+from rl.episodes import EpisodeLog, read_episodes
+from rl.monitor import Monitor
+from rl.rewards.compose import RewardTerm
 
 STEPS = 3
 
@@ -37,6 +43,15 @@ def tiny(data_dir: Path):
     return c
 
 
+@pytest.fixture(scope="module", autouse=True)
+def rewards_that_differ():
+    """A policy of a few thousand weights never succeeds; nor would it then learn, and every run would be equal."""
+    term = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "build_terms", lambda plan: [term])
+        yield
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     root = tmp_path_factory.mktemp("resume")
@@ -57,8 +72,6 @@ def trained(workdir: Path):
 
 
 def params_of(plan, workdir: Path):
-    from launch import build
-
     codec = build.load_codec(plan, workdir)
     learner = build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size))
     state, _ = runs.start_or_resume(workdir, learner, jax.random.key(0))
@@ -78,6 +91,27 @@ def story(workdir: Path):
     }
 
 
+def best(workdir: Path):
+    step = checkpoint.best_step(workdir / "ckpt")
+    return step, json.loads((workdir / "ckpt" / f"{step:08d}" / "manifest.json").read_text())["score"]
+
+
+def records(workdir: Path):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_equal_runs(plan, cut: Path, whole: Path):
+    assert story(cut) == story(whole)
+    assert len(story(whole)) == len(list(read_episodes(cut))) == STEPS * 4
+    assert trained(cut) == trained(whole)
+    assert best(cut) == best(whole)
+    for a, b in zip(jax.tree.leaves(params_of(plan, whole)), jax.tree.leaves(params_of(plan, cut)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert all(record["optim/grad_norm"] > 1e-3 for record in records(cut))
+    gaps = {record["step"]: record["policy/engine_gap_max"] for record in records(cut)}
+    assert list(gaps) == list(range(1, STEPS + 1)) and max(gaps.values()) <= 1e-4, gaps
+
+
 @pytest.mark.parametrize("k", [1, 2])
 def test_stopped_after_k_steps_and_resumed_equals_uninterrupted(uninterrupted, k):
     root, config, plan = uninterrupted
@@ -86,9 +120,32 @@ def test_stopped_after_k_steps_and_resumed_equals_uninterrupted(uninterrupted, k
         assert checkpoint.steps(workdir / "ckpt")[-1] == k
     with open_workdir(root / f"cut{k}", config) as workdir:  # the folder alone: no init
         train.run(plan, workdir, None)
-    whole, cut = root / "whole", root / f"cut{k}"
-    assert story(cut) == story(whole)
-    assert len(story(whole)) == STEPS * 4
-    assert trained(cut) == trained(whole)
-    for a, b in zip(jax.tree.leaves(params_of(plan, whole)), jax.tree.leaves(params_of(plan, cut)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal_runs(plan, root / f"cut{k}", root / "whole")
+
+
+class Killed(BaseException):
+    """Nothing in the program catches it: what kill -9 leaves undone stays undone."""
+
+
+@pytest.mark.parametrize(("writer", "method"), [(EpisodeLog, "end_step"), (Monitor, "write")])
+def test_killed_between_saves_and_resumed_equals_uninterrupted(uninterrupted, monkeypatch, writer, method):
+    root, config, _ = uninterrupted
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.rl.save_every = 1
+    plan, folder = make_plan(config), root / f"killed-{method}"
+    alive = getattr(writer, method)
+
+    def kill(self, at, *args):
+        if at == 2:
+            raise Killed
+        alive(self, at, *args)
+
+    with monkeypatch.context() as patch, open_workdir(folder, config) as workdir:
+        patch.setattr(writer, method, kill)
+        with pytest.raises(Killed):
+            train.run(plan, workdir, root / "sft")
+    assert checkpoint.steps(folder / "ckpt")[-1] == 1
+    with open_workdir(folder, config) as workdir:
+        train.run(plan, workdir, None)
+    assert_equal_runs(plan, folder, root / "whole")

@@ -67,12 +67,12 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.sft = ml_collections.ConfigDict()
     c.sft.steps = 400
-    c.sft.minutes = 0.0  # > 0: train for this long instead (learning rate constant after warm-up)
     c.sft.rows = 8  # packed rows a step
     c.sft.learning_rate = 3e-3
     c.sft.warmup_steps = 15
     c.sft.weight_decay = 0.0
     c.sft.eval_every = 0
+    c.sft.save_every = 200
 
     c.rl = ml_collections.ConfigDict()
     c.rl.recipe = "grpo"
@@ -97,6 +97,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.reward = ml_collections.ConfigDict()
     c.reward.terms = ml_collections.ConfigDict({"success": 1.0})  # fact or term name -> weight
+    c.reward.reach = ml_collections.ConfigDict()  # of a term that is a count: the largest difference it can make
     c.reward.max_shaping = 0.3
 
     c.eval = ml_collections.ConfigDict()

@@ -29,8 +29,11 @@ from rl.rewards.compose import RewardTerm
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
+from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import transcribe
-from rl.types import TrajectoryBatch
+from rl.types import Trajectory, TrajectoryBatch
+
+EVAL_TICKETS = 2**30  # evaluation draws under tickets that training never reaches
 
 
 def build_world(plan: Plan) -> World:
@@ -45,8 +48,10 @@ def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
     """The codec of a run: a Hugging Face folder, or else a tokenizer trained on the world's texts, kept in `folder`."""
     if plan.tokenizer_path:
         return Codec(load_tokenizer(plan.tokenizer_path))
-    if not (folder / "tokenizer.json").exists():
-        train_tokenizer(world.texts(), plan.vocab_size, folder)
+    if not folder.exists():
+        temporary = folder.with_name(f"{folder.name}.tmp")
+        train_tokenizer(world.texts(), plan.vocab_size, temporary)
+        temporary.rename(folder)  # whole or not at all
     return Codec(load_tokenizer(folder))
 
 
@@ -121,26 +126,31 @@ def stop_strings(world: World) -> tuple[str, ...]:
         env.close()
 
 
-def greedy_and_sampled(plan: Plan, pool: Pool, tasks: Sequence[Task]) -> dict[str, float]:
-    """Success at the training temperature, with its interval, and greedy; by family where there are several."""
-    sampled = play_all(pool, tasks, seed=plan.seed)
-    greedy = play_all(pool, tasks, sampling=Sampling(temperature=plan.rl.temperature, greedy=True))
+def greedy_and_sampled(plan: Plan, pool: Pool, tasks: Sequence[Task]) -> tuple[dict[str, float], list[Trajectory]]:
+    """Success at the training temperature, with its interval and by family, and greedy; and the episodes."""
+    episodes: list[Trajectory] = []
+    sampled = play_all(pool, tasks, seed=plan.seed, keep=episodes)
+    greedy = play_all(pool, tasks, sampling=Sampling(temperature=plan.rl.temperature, greedy=True), keep=episodes)
     low, high = sampled["success_ci"]
-    apart = {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}
-    return {
-        "sampled": sampled["success"],
-        "sampled_low": low,
-        "sampled_high": high,
-        "greedy": greedy["success"],
-        **apart,
-    }
+    result = {"sampled": sampled["success"], "sampled_low": low, "sampled_high": high, "greedy": greedy["success"]}
+    return result | {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}, episodes
 
 
-def play_all(pool: Pool, tasks: Sequence[Task], **how: Any) -> dict[str, Any]:
-    """The summary of `pool.run_many`, with a bar on the terminal."""
+def play_all(pool: Pool, tasks: Sequence[Task], *, keep: list[Trajectory] | None = None, **how: Any) -> dict[str, Any]:
+    """The summary of `pool.run_many`, with a bar on the terminal; the episodes are added to `keep`."""
     with tqdm(total=len(tasks), unit="task", leave=False, disable=None) as bar:
-        groups = pool.run_many(tasks, on_group=lambda _: bar.update(), **how)
+        groups = pool.run_many(tasks, on_group=lambda _: bar.update(), first_ticket=EVAL_TICKETS, **how)
+    if keep is not None:
+        keep += [t for group in groups for t in group.trajectories]
     return summarise([(group.task, group.trajectories) for group in groups])
+
+
+def build_gate(plan: Plan, version: int) -> StalenessGate:
+    """The gate of a run that has published `version` batches: every one of them took its groups."""
+    batch = plan.rl.groups_per_batch
+    gate = StalenessGate(batch=batch, max_staleness=plan.rl.max_staleness, max_running=batch)
+    gate.load_state_dict({"version": version, "accepted": version * batch, "dropped": 0}, kept=0)
+    return gate
 
 
 def build_model(plan: Plan, vocab_size: int) -> ModelConfig:
@@ -148,14 +158,13 @@ def build_model(plan: Plan, vocab_size: int) -> ModelConfig:
 
 
 def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
-    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, or stays under `sft.minutes`."""
-    decay_steps = 0 if plan.sft.minutes else max(1, plan.sft.steps - plan.sft.warmup_steps)
+    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, after the warm-up."""
     tx = make_optimizer(
         learning_rate=plan.sft.learning_rate,
         warmup_steps=plan.sft.warmup_steps,
-        decay_steps=decay_steps,
-        schedule="cosine" if decay_steps else "constant",
-        final_frac=0.1 if decay_steps else 0.0,
+        decay_steps=max(1, plan.sft.steps - plan.sft.warmup_steps),
+        schedule="cosine",
+        final_frac=0.1,
         weight_decay=plan.sft.weight_decay,
         b2=plan.rl.b2,
         clip_norm=plan.rl.clip_norm,

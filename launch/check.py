@@ -1,4 +1,5 @@
-"""Prove a world: its laws, and the score of every scripted policy on every task (gold 1, everything else 0).
+"""Prove a world: its laws, and the score of every scripted policy on every task (gold 1, everything else 0), in every
+form that the world has (`envs.variants`; the search world under real and under invented names).
 
 Run: python -m launch.check --world=search [--limit=200] [--options='{"k": 5}']
 Exit status 0 when all holds, 1 when anything is wrong, 2 on bad input.
@@ -7,13 +8,13 @@ Exit status 0 when all holds, 1 when anything is wrong, 2 on bad input.
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tqdm
 from absl import flags
 
-from envs import WORLDS, checks, make_world
+from envs import SPLITS, WORLDS, checks, make_world, variants
 from envs.base import Task, World
 from launch import cli
 
@@ -22,10 +23,6 @@ _LIMIT = flags.DEFINE_integer("limit", 0, "Tasks per split, spread over it; 0 pl
 _OPTIONS = flags.DEFINE_string("options", "{}", "Options of the world, as a JSON object")
 _LAW_TASKS = flags.DEFINE_integer("law_tasks", 24, "Tasks per split on which the laws are tried", lower_bound=1)
 
-SPLITS = ("train", "validation", "test")
-# Worlds that draw their tasks from more than they keep: the options that ask for every one.
-EVERY_TASK: dict[str, dict[str, Any]] = {"search": {"sizes": dict.fromkeys(SPLITS)}}
-
 
 def main(argv: Sequence[str]) -> None:
     del argv
@@ -33,19 +30,24 @@ def main(argv: Sequence[str]) -> None:
         options = json.loads(_OPTIONS.value)
         if not isinstance(options, dict):
             raise ValueError(f'--options: got {_OPTIONS.value!r}, want a JSON object such as {{"k": 5}}')
-        world = make_world(_WORLD.value, **{**EVERY_TASK.get(_WORLD.value, {}), **options})
-        tasks = {split: found for split in SPLITS if (found := _tasks(world, split))}
-    if not tasks:
+        forms = [_form(*variant) for variant in variants(_WORLD.value, options)]
+    if not any(tasks for _, tasks in forms):
         sys.exit(f"world {_WORLD.value} has no task in any of {', '.join(SPLITS)}")
-    begun = time.monotonic()
-    wrong = [*_laws(world, tasks), *_scores(world, tasks)]
-    print(
-        f"{sum(map(len, tasks.values()))} tasks, {time.monotonic() - begun:.0f} s:",
-        "FAILED" if wrong else "all as it should be",
-    )
+    begun, wrong = time.monotonic(), []
+    for world, tasks in forms:
+        wrong += [*_laws(world, tasks), *_scores(world, tasks)] if tasks else []
+    total = sum(len(found) for _, tasks in forms for found in tasks.values())
+    print(f"{total} tasks, {time.monotonic() - begun:.0f} s:", "FAILED" if wrong else "all as it should be")
     if wrong:
         print("\n".join(text[:2000] for text in wrong[:10]), file=sys.stderr)
         sys.exit(1)
+
+
+def _form(options: Mapping[str, Any], splits: Sequence[str]) -> tuple[World, dict[str, Sequence[Task]]]:
+    """A world with its tasks by split; splits without tasks are left out."""
+    world = make_world(_WORLD.value, **options)
+    tasks = {split: _tasks(world, split) for split in splits}
+    return world, {split: found for split, found in tasks.items() if found}
 
 
 def _tasks(world: World, split: str) -> Sequence[Task]:

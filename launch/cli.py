@@ -244,13 +244,14 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         overrides = " ".join(arg.split("=")[0] for arg in argv if arg.startswith("--config."))
         if not overrides:
             raise
-        _die(ConfigError(f"unknown config key in {overrides}: {_innermost(str(err))}"))
+        said = _innermost(str(err)).replace("\\n", " ").replace("\\", "").strip("'\"")  # a repr of what it says
+        _die(ConfigError(f"unknown config key in {overrides}: {said}"))
 
 
 def _innermost(message: str) -> str:
     """Without the traceback that config_flags quotes in its own message: the last line says what is wrong."""
     if "Traceback" not in message:
-        return message.strip().strip("'\"").replace("\\'", "'")
+        return message.strip()
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     return lines[-1].removeprefix("configs.arg.ConfigError: ").removeprefix("ValueError: ")
 

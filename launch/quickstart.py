@@ -9,19 +9,21 @@ first ended.
 """
 
 import json
+import sys
 import time
 from functools import partial
 from pathlib import Path
 
 from absl import flags
 
-from launch import cli
+from envs import choose_tasks, make_world
+from launch import cli, sft
 from launch.plan import Plan, make_plan
 
 
 def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
     """Every phase that D/result.json does not record yet, in order; returns what is in the file at the end."""
-    from launch import build, evaluate, sft, train
+    from launch import build, evaluate, train
     from launch.workdir import git_commit
     from models.sampling import Sampling
 
@@ -45,10 +47,12 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
             train.run(plan, stage, workdir / "sft")
 
     def warm_start_alone() -> None:
+        # As many steps as fit into the minutes that the warm start and RL took together, by the warm start's own pace.
         minutes = result["minutes"]["sft"] + result["minutes"]["rl"]
         longer = config.copy_and_resolve_references()
         with longer.unlocked():
-            longer.sft.minutes, longer.sft.eval_every = round(minutes, 2), longer.sft.steps
+            longer.sft.steps = round(60 * minutes / seconds_per_step(workdir / "sft" / "metrics.jsonl"))
+            longer.sft.eval_every = max(1, longer.sft.steps // 6)
         with cli.open_workdir(workdir / "sft_only", longer) as stage:
             sft.run(make_plan(longer), stage)
 
@@ -68,18 +72,29 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
     }
     if control:
         phases |= {"sft_only": warm_start_alone, "eval_sft_only": partial(measure, "sft_only", "sft_only")}
+    spent = result.setdefault("spent", {})  # minutes by phase, those of interrupted launches included
     for name, phase in phases.items():
         if name in result["minutes"]:
             continue
         print(f"== {name}", flush=True)
         began = time.monotonic()
-        phase()
-        result["minutes"][name] = (time.monotonic() - began) / 60
-        own = {name: m for name, m in result["minutes"].items() if name not in ("total", "sft_only", "eval_sft_only")}
-        result["minutes"]["total"] = sum(own.values())
-        result |= {"n_tasks": plan.eval.final_n, "commit": git_commit()}
-        _write(path, result)
+        try:
+            phase()
+            result["minutes"][name] = spent.get(name, 0.0) + (time.monotonic() - began) / 60
+        finally:
+            spent[name] = spent.get(name, 0.0) + (time.monotonic() - began) / 60
+            own = [m for name, m in result["minutes"].items() if name not in ("total", "sft_only", "eval_sft_only")]
+            result["minutes"]["total"] = sum(own)
+            result |= {"n_tasks": plan.eval.final_n, "commit": git_commit()}
+            _write(path, result)
     return result
+
+
+def seconds_per_step(metrics: Path) -> float:
+    """Of a finished warm start, the first steps (which compile) left out."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    first, last = records[len(records) // 4], records[-1]
+    return (last["time/trained_s"] - first["time/trained_s"]) / (last["step"] - first["step"])
 
 
 def _write(path: Path, result: dict) -> None:
@@ -112,21 +127,30 @@ def table(result: dict) -> str:
 def main(_) -> None:
     with cli.validating():
         config = cli.resolve(flags.FLAGS.config, None)
-        with config.unlocked():
-            config.seed = flags.FLAGS.seed
+        if flags.FLAGS.seed is not None:
+            with config.unlocked():
+                config.seed = flags.FLAGS.seed
         plan = make_plan(config)
         workdir = Path(cli.want_workdir(flags.FLAGS.workdir))
         for stage in ("sft", "rl"):
             cli.check_workdir(workdir / stage, config)
+        sft.check_data(plan)
+        choose_tasks(make_world(plan.world, **plan.world_options), "test", plan.eval.final_n, plan.seed)
+    from launch.runs import Stopped
+
     workdir.mkdir(parents=True, exist_ok=True)
-    print(table(run(config, plan, workdir, control=flags.FLAGS.control)))
+    try:
+        print(table(run(config, plan, workdir, control=flags.FLAGS.control)))
+    except Stopped as stopped:
+        print(f"{stopped}; the same command goes on from here", file=sys.stderr)
+        sys.exit(sft.EXIT_STOPPED)
 
 
 def define_flags() -> None:
     """Only where this file is the program: the mains import one another."""
     cli.define_config("configs/quickstart.py")
     cli.define_workdir("runs/quickstart/seed0")
-    flags.DEFINE_integer("seed", 0, "Of everything: demonstrations, weights, sampling")
+    flags.DEFINE_integer("seed", None, "Of everything: demonstrations, weights, sampling (default: the config's)")
     flags.DEFINE_bool("control", False, "Also train and measure sft_only")
 
 

@@ -10,18 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 from rl import checkpoint
-from rl.episodes import EpisodeLog
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.monitor import Monitor
 
 
+class Stopped(Exception):
+    """A signal ended the run before its last step; its checkpoint is written and `--workdir` alone goes on from it."""
+
+
 def copy_tokenizer(init: Path, workdir: Path) -> None:
-    """The policy that `init` trained reads and writes by its tokenizer; a run keeps its own copy."""
-    if not (workdir / "tokenizer").exists():
-        shutil.copytree(init / "tokenizer", workdir / "tokenizer")
+    """The policy that `init` trained reads and writes by its tokenizer; a run keeps a whole copy."""
+    target = workdir / "tokenizer"
+    if not target.exists():
+        temporary = workdir / "tokenizer.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(init / "tokenizer", temporary)
+        temporary.rename(target)
 
 
 def starting_params(workdir: Path, init: Path | None, learner: Learner, key: jax.Array) -> Any:
@@ -76,17 +84,23 @@ def saver(checkpoints: checkpoint.Checkpoints, host: Callable[[Progress], dict[s
 
 
 @contextlib.contextmanager
-def recording(workdir: Path, step: int) -> Iterator[tuple[Monitor, EpisodeLog]]:
-    """metrics.jsonl, TensorBoard, the console and the episode log, closed whatever happens."""
-    monitor = Monitor(workdir, first_step=step + 1)
+def recording(workdir: Path, progress: Progress, steps: int, *, console_every: int = 1) -> Iterator[Callable]:
+    """log(step, metrics) to metrics.jsonl, TensorBoard, the console (every so many steps) and a bar on the terminal."""
+    monitor = Monitor(workdir, first_step=progress.step + 1, console_every=console_every)
     try:
-        with EpisodeLog(workdir) as episodes:
-            yield monitor, episodes
+        with tqdm(total=steps, initial=progress.step, unit="step", disable=None, dynamic_ncols=True) as bar:
+
+            def log(step: int, metrics: dict[str, Any]) -> None:
+                monitor.write(step, metrics)
+                bar.update(step - bar.n)
+
+            yield log
     finally:
         monitor.close()
 
 
-def stop_signal() -> Callable[[], bool]:
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
     """True once SIGTERM or SIGINT has come: the loop ends after its step, with a checkpoint. A second signal kills."""
     asked = threading.Event()
 
@@ -94,15 +108,27 @@ def stop_signal() -> Callable[[], bool]:
         asked.set()
         signal.signal(number, signal.SIG_DFL)
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, ask)
-        signal.signal(signal.SIGINT, ask)
-    return asked.is_set
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)} if here else {}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def want_finished(progress: Progress, steps: int) -> None:
+    """Raises Stopped when the loop ended early."""
+    if progress.step < steps:
+        raise Stopped(f"stopped at step {progress.step} of {steps}; the checkpoint is written")
 
 
 @contextlib.contextmanager
-def profiling(folder: Path, steps: tuple[int, int] | None) -> Iterator[Callable[[int], None]]:
-    """Records steps a..b with jax.profiler: call what is yielded with the number of each step that has ended."""
+def profiling(folder: Path, steps: tuple[int, int] | None, done: int) -> Iterator[Callable[[int], None]]:
+    """Records steps a..b with jax.profiler: call what is yielded with the number of each step that has ended.
+
+    `done`: steps that a resumed run has behind it.
+    """
     running = False
 
     def mark(step: int) -> None:
@@ -114,7 +140,7 @@ def profiling(folder: Path, steps: tuple[int, int] | None) -> Iterator[Callable[
             jax.profiler.stop_trace()
             running = False
 
-    mark(0)
+    mark(done)
     try:
         yield mark
     finally:

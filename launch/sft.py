@@ -4,30 +4,32 @@ Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D
 """
 
 import contextlib
+import sys
 
 from absl import flags
 
 from launch import cli
 from launch.plan import Plan, make_plan
 
+EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, after a checkpoint
+
 
 def run(plan: Plan, workdir: cli.Workdir) -> None:
-    """The whole stage in this process; everything it leaves is in `workdir`."""
+    """The whole stage in this process; everything it leaves is in `workdir`. Raises runs.Stopped on a signal."""
     import jax
 
     from envs import choose_tasks
     from launch import build, runs
     from rl import checkpoint, supervised
 
-    with cli.validating():
+    with cli.validating():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
         demonstrations = build.build_demonstrations(plan, world)
         codec = build.build_codec(plan, world, workdir / "tokenizer")
         model = build.build_model(plan, codec.vocab_size)
-    build.use_compilation_cache()
-    learner = build.build_sft_learner(plan, model)
-    rows = build.pack_demonstrations(plan, codec, demonstrations, world)
-    with cli.validating():  # what a checkpoint holds, and that it is whole
+        build.use_compilation_cache()
+        learner = build.build_sft_learner(plan, model)
+        rows = build.pack_demonstrations(plan, codec, demonstrations, world)
         state, progress = runs.start_or_resume(workdir, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
 
     with contextlib.ExitStack() as stack:
@@ -40,8 +42,9 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
                 engine.publish(state.params, progress.step)
                 return build.play_all(pool, tasks, seed=plan.seed)["success"]
 
-        monitor, _ = stack.enter_context(runs.recording(workdir, progress.step))
+        log = stack.enter_context(runs.recording(workdir, progress, plan.sft.steps, console_every=10))
         checkpoints = stack.enter_context(checkpoint.Checkpoints(workdir / "ckpt"))
+        stop = stack.enter_context(runs.stopping())
         supervised.train(
             learner,
             state,
@@ -50,13 +53,14 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
             rows_per_step=plan.sft.rows,
             seed=plan.seed,
             steps=plan.sft.steps,
-            seconds=60 * plan.sft.minutes,
-            log=monitor.write,
+            log=log,
             evaluate=evaluate,
             save=runs.saver(checkpoints),
             eval_every=plan.sft.eval_every,
-            stop=runs.stop_signal(),
+            save_every=plan.sft.save_every,
+            stop=stop,
         )
+    runs.want_finished(progress, plan.sft.steps)
 
 
 def main(_) -> None:
@@ -64,8 +68,24 @@ def main(_) -> None:
         workdir = cli.want_workdir(flags.FLAGS.workdir)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
+        check_data(plan)
+    from launch.runs import Stopped
+
     with cli.open_workdir(workdir, config) as folder:
-        run(plan, folder)
+        try:
+            run(plan, folder)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            sys.exit(EXIT_STOPPED)
+
+
+def check_data(plan: Plan) -> None:
+    """That the world exists and its splits hold the tasks the plan asks for: before a workdir is made. ValueError."""
+    from envs import choose_tasks, make_world
+
+    world = make_world(plan.world, **plan.world_options)
+    choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
+    choose_tasks(world, "train", 1, plan.seed)
 
 
 def define_flags() -> None:

@@ -4,11 +4,13 @@
 tokenizer.
 """
 
+import sys
+from functools import partial
 from pathlib import Path
 
 from absl import flags
 
-from launch import cli
+from launch import cli, sft
 from launch.plan import Plan, make_plan
 
 
@@ -20,62 +22,73 @@ def run(
     stop_at_step: int = 0,
     profile: tuple[int, int] | None = None,
 ) -> None:
-    """The whole stage in this process; everything it leaves is in `workdir`."""
+    """The whole stage in this process; everything it leaves is in `workdir`. Raises runs.Stopped on a signal."""
     import jax
 
     from envs import choose_tasks
     from launch import build, runs
     from rl import checkpoint, loop
     from rl.curriculum import TaskStream
+    from rl.episodes import EpisodeLog
     from rl.types import Trajectory
 
-    with cli.validating():
+    with cli.validating():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
         if init is not None:
             runs.copy_tokenizer(init, workdir)
         codec = build.build_codec(plan, world, workdir / "tokenizer")
         model = build.build_model(plan, codec.vocab_size)
+        terms = build.build_terms(plan)
         stream = TaskStream(world.tasks("train"), plan.seed)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
-    build.use_compilation_cache()
-    learner = build.build_rl_learner(plan, model)
-    with cli.validating():  # what a checkpoint holds, and that it is whole
+        build.use_compilation_cache()
+        learner = build.build_rl_learner(plan, model)
         start = runs.starting_params(workdir, init, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
         state, progress = runs.start_or_resume(
             workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"])
         )
     ref = start if plan.rl.kl_coef else None
-    stop = runs.stop_signal()
+    del start
+    gate = build.build_gate(plan, progress.version)
 
     with (
         build.serving(plan, model, state.params, progress.version, world, codec) as (engine, pool),
-        runs.recording(workdir, progress.step) as (monitor, episodes),
+        runs.recording(workdir, progress, plan.rl.steps) as record,
+        EpisodeLog(workdir) as episodes,
+        EpisodeLog(workdir, folder="episodes_eval") as eval_episodes,
         checkpoint.Checkpoints(workdir / "ckpt") as checkpoints,
-        runs.profiling(workdir / "profile", profile) as mark_step,
+        runs.profiling(workdir / "profile", profile, progress.step) as mark_step,
+        runs.stopping() as stop,
     ):
 
-        def keep_episodes(step: int, finished: list[Trajectory]) -> None:
+        def keep(where: EpisodeLog, step: int, finished: list[Trajectory]) -> None:
             for trajectory in finished:
-                episodes.append(trajectory)
-            episodes.end_step(step)
+                where.append(trajectory)
+            where.end_step(step)
 
-        def log(step: int, record) -> None:
-            monitor.write(step, record)
+        def log(step: int, metrics) -> None:
+            record(step, metrics)
             mark_step(step)
+
+        def evaluate() -> dict[str, float]:
+            result, played = build.greedy_and_sampled(plan, pool, validation)
+            keep(eval_episodes, progress.step, played)
+            return result
 
         loop.train(
             learner,
             state,
             ref,
             pool,
+            gate,
             progress,
             draw=stream.draw,
-            terms=build.build_terms(plan),
+            terms=terms,
             pack=build.build_packer(plan, plan.batch.rows, codec.pad_id),
             publish=engine.publish,
-            keep_episodes=keep_episodes,
+            keep_episodes=partial(keep, episodes),
             log=log,
-            evaluate=lambda _: build.greedy_and_sampled(plan, pool, validation),
+            evaluate=evaluate,
             save=runs.saver(checkpoints, lambda p: {"tasks": stream.state_dict(p.ticket)}),
             steps=plan.rl.steps,
             groups_per_batch=plan.rl.groups_per_batch,
@@ -86,6 +99,7 @@ def run(
             save_every=plan.rl.save_every,
             stop=lambda: stop() or bool(stop_at_step and progress.step >= stop_at_step),
         )
+    runs.want_finished(progress, stop_at_step or plan.rl.steps)
 
 
 def parse_range(text: str) -> tuple[int, int] | None:
@@ -101,15 +115,26 @@ def parse_range(text: str) -> tuple[int, int] | None:
 def main(_) -> None:
     with cli.validating():
         workdir = cli.want_workdir(flags.FLAGS.workdir)
-        if flags.FLAGS.config is not None and flags.FLAGS.reward:
+        if flags.FLAGS.reward:
+            if flags.FLAGS.config is None:
+                raise cli.ConfigError("--reward: a run in --workdir has its own; give --config and a new --workdir")
             cli.override(flags.FLAGS.config, "world.options.reward", flags.FLAGS.reward)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
         profile = parse_range(flags.FLAGS.profile_steps)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init)
+        if init and (Path(workdir) / "init").exists():
+            raise cli.ConfigError(f"--init: {workdir} has its start already; resume with --workdir={workdir} alone")
+        sft.check_data(plan)
+    from launch.runs import Stopped
+
     with cli.open_workdir(workdir, config) as folder:
-        run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile)
+        try:
+            run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            sys.exit(sft.EXIT_STOPPED)
 
 
 def define_flags() -> None:

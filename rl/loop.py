@@ -2,12 +2,12 @@
 
 Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*, `group_size`
 episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket
-order. The place of a group that is not admitted goes to the next ticket, so what a batch holds does not depend on timing.
+order. The place of a group that is not admitted goes to the next ticket: what a batch holds does not depend on timing.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,20 +19,23 @@ from rl.learner import Learner, TrainState
 from rl.metrics.episodes import episode_means
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rollout.pool import Group, Pool
+from rl.rollout.staleness import StalenessGate
 from rl.types import Mean, Trajectory
+
+MOST_REFUSED = 8  # batches' worth of refused groups in a row: then the policy has nothing to learn from
 
 
 @dataclasses.dataclass
 class Progress:
     """Where a run stands: host state, saved with the weights.
 
-    `step` counts optimizer updates, `version` published batches; `ticket` is the next group to draw.
+    `step` counts optimizer steps (those refused for a gradient that is not finite included), `version` published
+    batches; `ticket` is the next group to draw.
     """
 
     step: int = 0
     version: int = 0
     ticket: int = 0
-    best_success: float = -1.0
     trained_s: float = 0.0  # the clock survives a restart
 
 
@@ -41,6 +44,7 @@ def train(
     state: TrainState,
     ref: Any | None,
     pool: Pool,
+    gate: StalenessGate,
     progress: Progress,
     *,
     draw: Callable[[int], Task],
@@ -49,7 +53,7 @@ def train(
     publish: Callable[[Any, int], None],
     keep_episodes: Callable[[int, Sequence[Trajectory]], None],
     log: Callable[[int, Mapping[str, Any]], None],
-    evaluate: Callable[[Progress], Mapping[str, float]],
+    evaluate: Callable[[], Mapping[str, float]],
     save: Callable[[TrainState, Progress, float | None], None],
     steps: int,
     groups_per_batch: int,
@@ -64,65 +68,61 @@ def train(
 
     A failed *episode* is data; whatever a thread, the fault budget or the device raises ends the loop.
     """
-    while progress.step < steps:
+    last = progress.step >= steps
+    while not last:
         clock = _Clock()
 
-        # Draw and roll out: the next tickets, until enough groups are admitted.
-        groups, refused = roll_out(pool, draw, terms, progress, groups_per_batch, group_size, drop_equal_groups)
+        # Draw, roll out, gate, score: the next tickets, until enough groups are admitted.
+        groups, refused = roll_out(pool, gate, draw, terms, progress, groups_per_batch, group_size, drop_equal_groups)
         clock.mark("rollout")
 
-        # Credit: one advantage an episode, relative to its group; absent where it was not judged.
-        episodes = [t for group in groups for t in group.trajectories]
-        rewards = np.array([reward(t) for t in episodes])
-        judged = np.isfinite(rewards)
-        credit = advantages.group_relative(
-            np.where(judged, rewards, 0.0), np.array([t.ticket for t in episodes]), judged, scale=scale
-        )
+        # Credit: one advantage an episode, relative to its group. What no term could judge is in no batch.
+        episodes = [t for group in groups for t in group.trajectories if np.isfinite(reward(t))]
+        rewards = [reward(t) for t in episodes]
+        tickets = [t.ticket for t in episodes]
+        credit = advantages.group_relative(np.array(rewards), np.array(tickets), scale=scale)
         place = [(t.ticket, t.member) for t in episodes]
         batch, packing = pack(
             episodes,
             dict(zip(place, credit, strict=True)),
-            dict(zip(place, np.where(judged, rewards, 0.0), strict=True)),
+            dict(zip(place, rewards, strict=True)),
             version=progress.version,
         )
-        dropped = [t for group in refused for t in group.trajectories]
-        keep_episodes(progress.step, [*episodes, *dropped])
         clock.mark("batch")
 
-        # One optimizer update.
+        # One optimizer step.
         state, learned = learner.train_step(state, learner.prepare(state, ref, batch))
         learned = jax.device_get(learned)  # D2H, once a step; waits for the update
         progress.step += 1
         clock.mark("learn")
 
-        # Publish, evaluate, log, save.
+        # Publish.
         progress.version += 1
         publish(state.params, progress.version)
-        last = progress.step == steps or stop()
-        record = {
-            **episode_means(episodes, dropped, families=_families([*groups, *refused])),
-            **learned,
-            **batch_means(groups, packing),
-        }
+        gate.on_publish(progress.version)
+        clock.mark("publish")
+
+        # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
+        everything = [*groups, *refused]
+        keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
+        record = {**group_means(everything), **learned, **packing_means(packing)}
         success = None
-        if eval_every and (progress.step % eval_every == 0 or last):
-            result = evaluate(progress)
+        if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+            result = evaluate()
             success = result["sampled"]
             record |= {f"eval/{name}": value for name, value in result.items()}
             clock.mark("eval")
         progress.trained_s += clock.total_s()
-        record |= clock.means(packing["tokens"]) | {"time/trained_s": progress.trained_s}
+        log(progress.step, {**record, **clock.means(packing["tokens"]), "time/trained_s": progress.trained_s})
+        last = progress.step >= steps or stop()
         if last or success is not None or (save_every and progress.step % save_every == 0):
-            progress.best_success = max(progress.best_success, -1.0 if success is None else success)
             save(state, progress, success)
-        log(progress.step, record)
-        if last:
-            break
     return state
 
 
 def roll_out(
     pool: Pool,
+    gate: StalenessGate,
     draw: Callable[[int], Task],
     terms: Sequence[RewardTerm],
     progress: Progress,
@@ -130,26 +130,31 @@ def roll_out(
     group_size: int,
     drop_equal_groups: bool,
 ) -> tuple[list[Group], list[Group]]:
-    """The next `groups_per_batch` admitted groups in ticket order, scored, and the groups refused on the way.
+    """The next `groups_per_batch` admitted groups, scored, and the groups refused on the way, both in ticket order.
 
     Refused: too few scored members (the pool says so), or equal rewards if `drop_equal_groups`. Moves
-    `progress.ticket`. Exactly as many groups are under way as are still missing, so which tickets are drawn does not
-    depend on timing.
+    `progress.ticket`. The gate lets in exactly as many groups as are still missing, so which tickets are drawn does not
+    depend on timing. Raises RuntimeError when nearly every group is refused.
     """
     admitted, refused = [], []
-    under_way = 0
     while len(admitted) < groups_per_batch:
-        while under_way < groups_per_batch - len(admitted):
+        while gate.acquire(timeout_s=0):
             pool.submit_group(progress.ticket, draw(progress.ticket), group_size)
             progress.ticket += 1
-            under_way += 1
         group = pool.next_group()
-        under_way -= 1
         group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
         if group.dropped or (drop_equal_groups and is_equal(group)):
+            gate.drop()
             refused.append(group)
         else:
+            gate.accept()
             admitted.append(group)
+        if len(refused) >= MOST_REFUSED * groups_per_batch:
+            raise RuntimeError(
+                f"got {len(refused)} refused and {len(admitted)} admitted groups for a batch of {groups_per_batch}: "
+                "the world fails, or every episode of a group ends alike; see episodes/, mend the world, or start from "
+                "a policy that sometimes succeeds (rl.drop_equal_groups=False trains all the same)"
+            )
     return sorted(admitted, key=lambda group: group.ticket), sorted(refused, key=lambda group: group.ticket)
 
 
@@ -159,21 +164,19 @@ def is_equal(group: Group) -> bool:
     return not rewards or max(rewards) == min(rewards)
 
 
-def batch_means(groups: Iterable[Group], packing: Mapping[str, float]) -> dict[str, Mean]:
-    """How the batch was made: groups that teach nothing, retries of failed worlds, padding of the packed rows."""
-    groups = list(groups)
-    return {
+def group_means(groups: Sequence[Group]) -> dict[str, Mean]:
+    """What the episodes of all groups were like, refused ones included, and how many groups could teach nothing."""
+    families = {group.task.task_id: group.task.family for group in groups}
+    return episode_means([t for group in groups for t in group.trajectories], families=families) | {
         "batch/equal_groups_frac": Mean(sum(map(is_equal, groups)), len(groups)),
         "batch/env_retries": Mean(sum(group.retries for group in groups), len(groups)),
-        "batch/pad_frac": Mean(packing["pad_frac"], 1),
-        "batch/rows": Mean(packing["rows"], 1),
-        "batch/tokens": Mean(packing["tokens"], 1),
-        "batch/action_tokens": Mean(packing["action_tokens"], 1),
     }
 
 
-def _families(groups: Iterable[Group]) -> dict[str, str]:
-    return {group.task.task_id: group.task.family for group in groups}
+def packing_means(packing: Mapping[str, float]) -> dict[str, Mean]:
+    """How the batch was packed: padding of the rows in use, and their sizes."""
+    names = ("pad_frac", "rows", "tokens", "action_tokens")
+    return {f"batch/{name}": Mean(packing[name], 1) for name in names}
 
 
 class _Clock:

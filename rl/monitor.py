@@ -13,7 +13,7 @@ from tensorboardX import SummaryWriter
 
 from rl.types import Max, Mean
 
-# What the console line shows, label -> metric, those that are there. (tools and phases: see rl/loop.py)
+# What the console line shows, label -> metric, those that are there. (tokens a second and phases: see rl/loop.py)
 CONSOLE = {
     "success": "episode/success",
     "reward": "episode/reward",
@@ -22,6 +22,7 @@ CONSOLE = {
     "searches": "episode/searches",
     "entropy": "policy/entropy",
     "kl": "policy/kl",
+    "ref_kl": "policy/ref_kl",
     "gap_max": "policy/engine_gap_max",
     "clip": "policy/clip_frac",
     "stale": "policy/staleness",
@@ -29,6 +30,13 @@ CONSOLE = {
     "nll": "sft/nll",
     "loss": "loss",
     "grad": "optim/grad_norm",
+    "pad": "batch/pad_frac",
+    "tok/s": "time/tokens_per_s",
+    "rollout_s": "time/rollout_s",
+    "learn_s": "time/learn_s",
+    "eval_s": "time/eval_s",
+    "eval": "eval/sampled",
+    "eval_greedy": "eval/greedy",
 }
 
 
@@ -46,6 +54,7 @@ class Monitor:
         *,
         first_step: int | None = None,
         console: Mapping[str, str] = CONSOLE,
+        console_every: int = 1,
         stream: TextIO | None = None,
         tensorboard: bool = True,
     ):
@@ -56,7 +65,7 @@ class Monitor:
             _drop_from(path, first_step)
         self._file = path.open("a")
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step) if tensorboard else None
-        self._console, self._stream = console, stream or sys.stdout
+        self._console, self._console_every, self._stream = console, console_every, stream or sys.stdout
         self._started_s = time.monotonic()
 
     def write(self, step: int, metrics: Mapping[str, Mean | Max | float]) -> None:
@@ -70,8 +79,9 @@ class Monitor:
             for name, value in values.items():
                 if value is not None:
                     self._events.add_scalar(name, value, step)
-        self._stream.write(_line(step, values, self._console) + "\n")
-        self._stream.flush()
+        if step % self._console_every == 0 or step == 1:
+            self._stream.write(_line(step, values, self._console) + "\n")
+            self._stream.flush()
 
     def close(self) -> None:
         """Flush and close every sink; a second call does nothing."""

@@ -22,34 +22,32 @@ def train(
     rows_per_step: int,
     seed: int,
     steps: int,
-    seconds: float,
     log: Callable[[int, Mapping[str, Any]], None],
     evaluate: Callable[[TrainState], float] | None,
     save: Callable[[TrainState, Progress, float | None], None],
     eval_every: int,
+    save_every: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> TrainState:
-    """Train on packed `rows` until `progress.step` is `steps`, or for `seconds` if that is not 0, or until `stop()`.
+    """Train on packed `rows` until `progress.step` is `steps`, or until `stop()` after a step; updates `progress`.
 
     The rows of step s are addressed by (seed, s). Evaluation counts into `progress.trained_s`, as it does in RL.
     """
-    last = False
+    last = progress.step >= steps
     while not last:
         start = time.monotonic()
         state, learned = learner.train_step(state, pick_rows(rows, progress.step, rows_per_step, seed))
         learned = jax.device_get(learned)  # D2H, once a step; waits for the update
         progress.step += 1
+        record, success = dict(learned), None
+        if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+            success = evaluate(state)
+            record["eval/sampled"] = success
         progress.trained_s += time.monotonic() - start
-        last = stop() or (progress.trained_s >= seconds if seconds else progress.step >= steps)
-        record = {**learned, "time/trained_s": progress.trained_s}
-        if last or (eval_every and progress.step % eval_every == 0):
-            start = time.monotonic()
-            success = evaluate(state) if evaluate else None
-            progress.trained_s += time.monotonic() - start
-            if success is not None:
-                record["eval/sampled"] = success
+        log(progress.step, record | {"time/trained_s": progress.trained_s})
+        last = progress.step >= steps or stop()
+        if last or success is not None or (save_every and progress.step % save_every == 0):
             save(state, progress, success)
-        log(progress.step, record)
     return state
 
 
@@ -57,5 +55,6 @@ def pick_rows(rows: TrajectoryBatch, step: int, n: int, seed: int) -> Trajectory
     """`n` rows for `step`: each epoch visits every row once, in an order addressed by (seed, epoch)."""
     total = rows.tokens.shape[0]
     places = np.arange(step * n, (step + 1) * n)
-    chosen = [int(permutation(total, seed, int(e))[i]) for e, i in zip(places // total, places % total, strict=True)]
+    order = {epoch: permutation(total, seed, epoch) for epoch in sorted({int(place) // total for place in places})}
+    chosen = [order[int(place) // total][int(place) % total] for place in places]
     return jax.tree.map(lambda x: x[chosen], rows)

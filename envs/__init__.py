@@ -1,6 +1,8 @@
 """Worlds by name. A world is imported only when it is made: nothing here drags in what another world needs."""
 
 import importlib
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,19 +13,35 @@ WORLDS: dict[str, str] = {
     "search": "envs.search.world:make_world",
     "qa": "envs.qa:make_world",
 }
+SPLITS = ("train", "validation", "test")
 
 
 def make_world(name: str, **options: Any) -> World:
     """The world called `name`, with its own options. Raises ValueError for a name or an option that does not exist."""
-    if name not in WORLDS:
-        raise ValueError(f"world: got {name!r}, want one of {', '.join(WORLDS)}")
-    module, _, function = WORLDS[name].partition(":")
-    make = getattr(importlib.import_module(module), function)
+    module, function = _module(name)
+    make = getattr(module, function)
     unknown = sorted(set(options) - set(make.__kwdefaults__ or {}) - set(make.__annotations__))
     if unknown:
         known = sorted(set(make.__annotations__) - {"return"})
         raise ValueError(f"world {name}: got options {unknown}, want some of {known}")
     return make(**options)
+
+
+def variants(name: str, options: Mapping[str, Any]) -> Sequence[tuple[Mapping[str, Any], Sequence[str]]]:
+    """(options, splits) of each form in which the world called `name` must keep the laws, given a user's `options`.
+
+    A world that has more forms than one says so by a function `variants(options)` beside its `make_world`.
+    """
+    module, _ = _module(name)
+    return module.variants(options) if hasattr(module, "variants") else [(options, SPLITS)]
+
+
+def _module(name: str) -> tuple[ModuleType, str]:
+    """The module of a world, and the name of its function that makes it."""
+    if name not in WORLDS:
+        raise ValueError(f"world: got {name!r}, want one of {', '.join(WORLDS)}")
+    module, _, function = WORLDS[name].partition(":")
+    return importlib.import_module(module), function
 
 
 def choose_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:

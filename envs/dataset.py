@@ -10,8 +10,10 @@ tensorflow_datasets and pyarrow are imported where they are used: importing this
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -85,6 +87,11 @@ class DemonstrationSource(_Decoded):
         return Demonstration(_text(record["episode_id"]), task, steps, bool(record["success"]), facts)
 
 
+def is_built(folder: str | os.PathLike, name: str) -> bool:
+    """Whether a dataset of this VERSION lies in `folder`, complete; what is in it, only opening it checks."""
+    return (pathlib.Path(folder) / name / VERSION / MANIFEST).is_file()
+
+
 def build_tasks(
     tasks_by_split: Mapping[str, Iterable[Task]],
     data_dir: str | os.PathLike,
@@ -94,7 +101,8 @@ def build_tasks(
 ) -> pathlib.Path:
     """Write tasks as a TFDS dataset, in their order; gives its folder. `options`: what made them, checked on opening.
 
-    Built beside its place and renamed into it when complete. Raises ValueError for a split without tasks.
+    Built beside its place and renamed into it when complete. Where an equal dataset lies there already, it stays
+    untouched: somebody may be reading it. Raises ValueError for a split without tasks.
     """
     import tensorflow_datasets as tfds
 
@@ -333,11 +341,37 @@ def _build(
         counts = {split: len(rows) for split, rows in rows_by_split.items()}
         manifest = {"version": VERSION, "options": _as_json(options), "counts": counts, "files": files}
         (built / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), "utf-8")
-        target.parent.mkdir(exist_ok=True)
-        if target.exists():  # a folder cannot be renamed onto a full one
-            os.rename(target, pathlib.Path(temporary) / "replaced")
-        os.rename(built, target)
+        _put(built, target, manifest, pathlib.Path(temporary))
     return target
+
+
+def _put(built: pathlib.Path, target: pathlib.Path, manifest: Mapping[str, Any], temporary: pathlib.Path) -> None:
+    """Rename `built` to `target`, unless an equal dataset is there; any other that is there goes to `temporary`.
+
+    Others may do the same at the same time: of equal datasets the first stays.
+    """
+    target.parent.mkdir(exist_ok=True)
+    for attempt in itertools.count():
+        try:
+            os.rename(built, target)
+            return
+        except OSError as error:  # a folder cannot be renamed onto a full one
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if _is_equal(target, manifest):
+            return
+        with contextlib.suppress(FileNotFoundError):  # somebody else has just taken it away
+            os.rename(target, temporary / f"replaced-{attempt}")
+
+
+def _is_equal(folder: pathlib.Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether `folder` holds just what `manifest` lists, none of it missing or damaged."""
+    try:
+        if json.loads((folder / MANIFEST).read_text("utf-8")) != manifest:
+            return False
+        return all(_checksum(folder / file) == wanted for file, wanted in manifest["files"].items())
+    except (OSError, ValueError):
+        return False
 
 
 def _open(

@@ -30,13 +30,14 @@ def main(argv: Sequence[str]) -> None:
         options = json.loads(_OPTIONS.value)
         if not isinstance(options, dict):
             raise ValueError(f'--options: got {_OPTIONS.value!r}, want a JSON object such as {{"k": 5}}')
-        forms = [_form(*variant) for variant in variants(_WORLD.value, options)]
-    if not any(tasks for _, tasks in forms):
+        forms = [(how, *_form(how, splits)) for how, splits in variants(_WORLD.value, options)]
+    if not any(tasks for _, _, tasks in forms):
         sys.exit(f"world {_WORLD.value} has no task in any of {', '.join(SPLITS)}")
     begun, wrong = time.monotonic(), []
-    for world, tasks in forms:
+    for how, world, tasks in forms:
+        print(f"{_WORLD.value} {json.dumps(how, default=dict)}")
         wrong += [*_laws(world, tasks), *_scores(world, tasks)] if tasks else []
-    total = sum(len(found) for _, tasks in forms for found in tasks.values())
+    total = sum(len(found) for _, _, tasks in forms for found in tasks.values())
     print(f"{total} tasks, {time.monotonic() - begun:.0f} s:", "FAILED" if wrong else "all as it should be")
     if wrong:
         print("\n".join(text[:2000] for text in wrong[:10]), file=sys.stderr)

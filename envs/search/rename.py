@@ -2,59 +2,79 @@
 
 A small policy would rather remember "Peru → Lima" than copy what it reads, and then fails on entities it has never met.
 Under invented names there is nothing to remember; what is asked, and how it is found, stays as it was. For training
-tasks alone.
+tasks alone, and still without a held-out name: no word of an invention is a word of one, so none can stand in an
+invention, nor begin or end in one.
 """
 
 import dataclasses
-import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from envs.base import Task
 from envs.search.corpus import words
+from envs.search.splits import Name
 
+VERSION = 2  # of how names are invented: raise it when others would be, and demonstrations are made anew
 _UPPER, _LOWER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
 _WHOLE = 0.2  # how often a word is a whole real one; else the head of one word and the tail of another
 _SECOND_WORD = 0.25
+_DRAWS = 100  # without success, before an invention becomes longer by a character
 
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What invented names are cut from (words of training titles), and every real title, never to be hit upon."""
+    """What invented names are cut from, and what they must never hit upon, folded as `corpus.words` does."""
 
-    words: tuple[str, ...]
-    real: frozenset[tuple[str, ...]]
+    words: tuple[str, ...]  # of training titles, as they are written
+    real: frozenset[Name]  # names of the training split: an invention may contain one, but not be one
+    held_out: frozenset[str]  # every word of a name of a later split: in no invention
 
 
-def names_from(titles: Iterable[str], real: Iterable[str]) -> Names:
-    """Raises ValueError where the titles hold no plain word of three letters."""
+def names_from(titles: Iterable[str], real: Iterable[Name], held_out: Iterable[Name]) -> Names:
+    """Names cut from `titles` that keep clear of `real` and `held_out` names.
+
+    Raises ValueError where the titles hold no plain word of three letters.
+    """
     plain = dict.fromkeys(word for title in titles for word in title.split() if re.fullmatch(r"[A-Z][a-z]{2,}", word))
     if not plain:
         raise ValueError("rename: got no title with a plain word of three letters, want some to cut names from")
-    return Names(tuple(plain), frozenset(map(words, real)))
+    return Names(tuple(plain), frozenset(real), frozenset(word for name in held_out for word in name))
 
 
 def invent(texts: Iterable[str], known: dict[str, str], names: Names, seed: int) -> None:
     """Give each of `texts` that is not `known` yet an invention of its own; adds to `known` {real: invented}.
 
-    An invention looks like what it replaces: an internet code, a currency, a number, a symbol, or else a name.
+    An invention looks like what it replaces: an internet code, a currency, a number, a symbol, or else a name. Where
+    nothing is free of its length (there are few numbers of one digit), it becomes longer.
     """
     taken = set(known.values())
     for text in texts:
         if text and text not in known:
             rng = _rng(f"{seed}/{text}")
-            while (new := _like(text, names, rng)) in taken or words(new) in names.real:
-                pass
+            pattern, draws = text, 1
+            while (new := _like(pattern, names, rng)) in taken or _is_refused(words(new), names):
+                pattern, draws = text + text[-1] * (draws // _DRAWS), draws + 1
             known[text] = new
             taken.add(new)
 
 
 def swap(text: str, table: Mapping[str, str]) -> str:
-    """`text` with each key of `table` that stands by itself replaced by its value, longest keys first, in one pass."""
-    return _pattern(tuple(table)).sub(lambda found: table[found[0]], text) if table else text
+    """`text` with each key of `table` that stands by itself replaced by its value, in one pass.
+
+    Of keys that overlap, the one that begins first is replaced, and of those that begin together the longest. A key
+    stands by itself where no letter, digit, "_" or "." is right before it, and no letter, digit or "_" right after it.
+    """
+    # No pattern is compiled: the table grows with every search, so that hardly any pattern would serve twice.
+    found = sorted((at, -len(key), key) for key in table if key in text for at in _places(key, text))
+    pieces, end = [], 0
+    for at, _, key in found:
+        if at >= end:
+            pieces += (text[end:at], table[key])
+            end = at + len(key)
+    return "".join((*pieces, text[end:]))
 
 
 class RenamedTasks(Sequence[Task]):
@@ -89,10 +109,21 @@ def renamed(task: Task, names: Names) -> Task:
     return dataclasses.replace(task, task_id=f"{task.task_id}~", prompt=prompt, data=data)
 
 
-@functools.lru_cache(maxsize=4096)
-def _pattern(texts: tuple[str, ...]) -> re.Pattern:
-    longest_first = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
-    return re.compile(rf"(?<![\w.])(?:{longest_first})(?!\w)")
+def _places(key: str, text: str) -> Iterator[int]:
+    at = text.find(key)
+    while at >= 0:
+        before, after = text[at - 1 : at], text[at + len(key) : at + len(key) + 1]
+        if not (before == "." or _is_of_word(before) or _is_of_word(after)):
+            yield at
+        at = text.find(key, at + 1)
+
+
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+def _is_refused(new: Name, names: Names) -> bool:
+    return new in names.real or not names.held_out.isdisjoint(new)
 
 
 def _rng(text: str) -> np.random.Generator:

@@ -4,6 +4,7 @@ A retriever that fails raises `EnvError` (the world is broken: the episode is no
 story* raises `ToolError`, which the world turns into text that the policy reads.
 """
 
+import http.client
 import json
 import time
 import urllib.error
@@ -50,35 +51,53 @@ class HttpRetriever:
 
     POST `url` with {"queries": [q], "topk": k, "return_scores": true} answers {"result": [[{"document": {"contents":
     "\\"Title\\"\\ntext"}, "score": s}, ...]]}. A server that is down, slow or answers anything else raises EnvError
-    after `retries` more tries, `pause_s`, 2·`pause_s`, ... apart.
+    after `retries` more tries, `pause_s`, 2·`pause_s`, ... apart, and at the latest when `budget_s` is spent.
+
+    Args:
+        timeout_s: that the server may be silent in one try.
+        budget_s: for all tries and pauses of one search. Keep it below the deadline of a world call (rollout.
+            call_deadline_s), past which the call counts as hung and its instance is given up.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 10.0, retries: int = 2, pause_s: float = 0.2) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 10.0, retries: int = 2, pause_s: float = 0.2, budget_s: float = 20.0
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"retriever url: got {url!r}, want http://host:port/retrieve")
         self._url = url
         self._timeout_s = timeout_s
         self._retries = retries
         self._pause_s = pause_s
+        self._budget_s = budget_s
 
     def search(self, query: str, k: int = 3) -> list[Passage]:
         body = json.dumps({"queries": [query], "topk": k, "return_scores": True}).encode()
-        wrong = ""
-        for attempt in range(self._retries + 1):
-            if attempt:
-                time.sleep(self._pause_s * 2 ** (attempt - 1))
-            request = urllib.request.Request(self._url, data=body, headers={"Content-Type": "application/json"})
+        end, wrong, tries = time.monotonic() + self._budget_s, "", 0
+        while tries <= self._retries and time.monotonic() < end:
+            tries += 1
             try:
-                with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
-                    return read_reply(reply.read(), k)
-            except (OSError, ValueError) as err:  # refused, reset, timed out, HTTP error; not JSON, not the form
+                return read_reply(self._post(body, end), k)
+            except (OSError, ValueError, http.client.HTTPException) as err:  # refused, timed out, cut; not of the form
                 wrong = f"{type(err).__name__}: {err}"
                 if isinstance(err, urllib.error.HTTPError):
                     err.close()
+            if tries <= self._retries:
+                time.sleep(max(0.0, min(self._pause_s * 2 ** (tries - 1), end - time.monotonic())))
         raise EnvError(
-            f"retriever {self._url}: no usable answer in {self._retries + 1} tries (last: {wrong}); "
+            f"retriever {self._url}: no usable answer in {tries} tries (last: {wrong}); "
             'is the server up, and does it speak {"result": [[{"document": {"contents": ...}}]]}?'
         )
+
+    def _post(self, body: bytes, end: float) -> bytes:
+        """The reply's body. Raises TimeoutError at `end` (monotonic s), even if the server still sends, bit by bit."""
+        request = urllib.request.Request(self._url, data=body, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=min(self._timeout_s, end - time.monotonic())) as reply:
+            parts = []
+            while part := reply.read1(1 << 16):
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise TimeoutError(f"still sending after the budget of {self._budget_s} s")
+            return b"".join(parts)
 
 
 def read_reply(body: bytes, k: int) -> list[Passage]:
@@ -97,6 +116,12 @@ def _from_document(document: dict) -> Passage:
     return Passage(passage_id=name, title=title, pages=(text.strip(),), entity=title, source="http", split="test")
 
 
+def check_rate(rate: float) -> None:
+    """Raises ValueError unless `rate` is a share."""
+    if not 0 <= rate <= 1:
+        raise ValueError(f"flaky rate: got {rate}, want a share in [0, 1]")
+
+
 class FlakyRetriever:
     """A seeded share `rate` of the calls fails: an error, a time-out or nothing found, each as likely.
 
@@ -105,8 +130,7 @@ class FlakyRetriever:
     """
 
     def __init__(self, inner: Retriever, rate: float, seed: int | Iterable[int]) -> None:
-        if not 0 <= rate <= 1:
-            raise ValueError(f"flaky rate: got {rate}, want a share in [0, 1]")
+        check_rate(rate)
         self._inner = inner
         self._rate = rate
         self._seed = [abs(int(s)) for s in (seed if isinstance(seed, Iterable) else (seed,))]

@@ -17,7 +17,7 @@ from envs.search import questions, rename, scripted
 from envs.search.actions import FORMS, STOP, Malformed, document_number, parse
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex, build_index, fingerprint
-from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, TantivyRetriever, ToolError
+from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, TantivyRetriever, ToolError, check_rate
 from envs.search.scripted import read_fields
 from envs.search.splits import SPLITS, visible
 
@@ -304,10 +304,30 @@ def make_world(
             f"renamed_frac: got {renamed_frac} with url={url!r}, want a share in [0, 1], and the local index"
         )
     SearchEnv({}, k=k, max_turns=max_turns, max_words=max_words)  # bad options end here, not in a worker thread
-    FlakyRetriever(HttpRetriever(url or "http://"), flaky_rate, flaky_seed)
+    check_rate(flaky_rate)
+    if url:
+        HttpRetriever(url)
     demonstrate = functools.partial(scripted.demonstrator, **demonstrations)
-    by = {"version": scripted.VERSION, **(scripted.demonstrator.__kwdefaults__ or {}), **demonstrations}
+    by = {
+        "version": scripted.VERSION,
+        "names": rename.VERSION,
+        **(scripted.demonstrator.__kwdefaults__ or {}),
+        **demonstrations,
+    }
     return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, by)
+
+
+def variants(options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Sequence[str]]]:
+    """(options, splits): every question there is, once; then those of the training split, under invented names.
+
+    Whoever sets `sizes` has those instead of every question; whoever sets `renamed_frac`, or the `url` of an index that
+    holds real names alone, has just that one form.
+    """
+    every = {"sizes": dict.fromkeys(SPLITS), **options}
+    plain = [(every, [split for split in SPLITS if split in every["sizes"]])]
+    if "renamed_frac" in options or options.get("url") or "train" not in every["sizes"]:
+        return plain
+    return [*plain, ({**every, "renamed_frac": 1.0}, ["train"])]
 
 
 def _texts() -> Iterator[str]:
@@ -320,8 +340,10 @@ def _texts() -> Iterator[str]:
 
 @functools.cache
 def _names() -> rename.Names:
-    passages = questions.load().corpus.passages
-    return rename.names_from((passage.title for passage in visible(passages, "train")), (p.title for p in passages))
+    corpus = questions.load().corpus
+    titles = (passage.title for passage in visible(corpus.passages, "train"))
+    held_out = (name for later in SPLITS[1:] for name in corpus.names[later])
+    return rename.names_from(titles, corpus.names["train"], held_out)
 
 
 def _open_index(folder: pathlib.Path) -> dict[str, Retriever]:
@@ -338,7 +360,7 @@ def _open_tasks(
     made_by = {**how, "split": split, "n": n, "corpus": fingerprint(questions.load().corpus.passages)}
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
     name = f"search_{split}_{digest}"  # other options, another dataset: none is overwritten
-    if not (folder / name).exists():
+    if not dataset.is_built(folder, name):
         drawn = questions.draw_tasks(split, n, how["seed"], how["mix"], instruction=how["instruction"])
         dataset.build_tasks({split: drawn}, folder, name=name, options=made_by)
     return dataset.read_tasks(folder, split, name=name, options=made_by)

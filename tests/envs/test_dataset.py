@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,6 +57,35 @@ def test_building_again_replaces_and_leaves_nothing_behind(built, tasks):
     dataset.build_tasks({"train": tasks["train"][:5]}, built)
     assert len(dataset.read_tasks(built, "train")) == 5
     assert [path.name for path in built.iterdir()] == ["wayfinder_tasks"]
+
+
+def test_building_the_same_again_touches_nothing(built, tasks):
+    folder = built / "wayfinder_tasks" / dataset.VERSION
+    before = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    dataset.build_tasks(tasks, built, options={"seed": 1, "mix": (0.5, 0.5)})
+    assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
+    _flip(_shard(built))  # what is damaged is no equal: it is replaced
+    dataset.build_tasks(tasks, built, options={"seed": 1, "mix": (0.5, 0.5)})
+    assert list(dataset.read_tasks(built, "train")) == tasks["train"]
+
+
+def test_of_equal_datasets_put_at_once_the_first_stays(tmp_path):
+    manifest, temporaries = {"files": {}}, [tmp_path / f"t{i}" for i in range(8)]
+    for folder in temporaries:
+        (folder / "built").mkdir(parents=True)
+        (folder / "built" / dataset.MANIFEST).write_text(json.dumps(manifest))
+    with ThreadPoolExecutor(8) as threads:
+        target = tmp_path / "put" / dataset.VERSION
+        list(threads.map(lambda folder: dataset._put(folder / "built", target, manifest, folder), temporaries))
+    assert dataset.is_built(tmp_path, "put")
+    assert sum((folder / "built").exists() for folder in temporaries) == 7  # one was put, and none put aside
+    assert not list(tmp_path.glob("t*/replaced-*"))
+
+
+def test_is_built_wants_the_manifest_of_this_version(built):
+    assert dataset.is_built(built, "wayfinder_tasks") and not dataset.is_built(str(built), "others")
+    next(built.rglob("manifest.json")).unlink()
+    assert not dataset.is_built(built, "wayfinder_tasks")
 
 
 def test_failed_build_keeps_what_was_there(built, tasks):

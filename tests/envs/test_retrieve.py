@@ -1,13 +1,18 @@
 """Law: a query finds the same passages everywhere and at any time, a policy of a split finds nothing held out, and a
 retriever that fails is told apart from a tool that fails."""
 
+import contextlib
 import http.server
+import inspect
 import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from configs.defaults import defaults
 from envs import make_world
 from envs.base import EnvError, Task
 from envs.search.corpus import Passage
@@ -244,6 +249,42 @@ def test_http_server_that_hangs_is_an_env_error():
     with http.server.HTTPServer(("127.0.0.1", 0), _Handler) as deaf:  # accepts, never answers
         with pytest.raises(EnvError, match="timed out"):
             HttpRetriever(url(deaf), timeout_s=0.05, retries=0).search("x", 3)
+
+
+def test_http_tries_share_one_budget(server):
+    with http.server.HTTPServer(("127.0.0.1", 0), _Handler) as deaf:
+        begun = time.monotonic()
+        with pytest.raises(EnvError, match="no usable answer in 2 tries"):
+            HttpRetriever(url(deaf), timeout_s=0.2, retries=50, pause_s=0.01, budget_s=0.3).search("x", 3)
+        assert time.monotonic() - begun < 2
+    server.replies = [(503, b"")]
+    with pytest.raises(EnvError, match="in 1 tries"):  # the pause is cut, too
+        HttpRetriever(url(server), pause_s=60.0, budget_s=0.2).search("x", 3)
+
+
+def test_http_server_that_drips_is_cut_at_the_budget():
+    with socket.create_server(("127.0.0.1", 0)) as drip:
+        stop = threading.Event()
+
+        def serve():
+            peer, _ = drip.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while not stop.wait(0.02):
+                    peer.sendall(b" ")
+
+        thread = threading.Thread(target=serve, name="drip")
+        thread.start()
+        with pytest.raises(EnvError, match="still sending after the budget"):
+            address = f"http://127.0.0.1:{drip.getsockname()[1]}/"
+            HttpRetriever(address, budget_s=0.3).search("x", 3)
+        stop.set()
+        thread.join()
+
+
+def test_default_budget_is_below_the_deadline_of_a_world_call():
+    default = inspect.signature(HttpRetriever).parameters["budget_s"].default
+    assert default < defaults().rollout.call_deadline_s
 
 
 def test_a_world_over_a_foreign_index_counts_evidence_by_title(server, tmp_path):

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from envs import variants
 from envs.base import EnvError, Message, Task
 from envs.play import play
 from envs.search import scripted
@@ -402,3 +403,16 @@ def test_make_world_is_lazy_and_refuses_bad_options(tmp_path):
             make_world(data_dir=str(tmp_path / "never"), **options)
     with pytest.raises(ValueError, match="split: got 'test', want one of train"):
         make_world(sizes={"train": 3}).tasks("test")
+
+
+def test_variants_are_the_forms_to_be_checked():
+    every = dict.fromkeys(("train", "validation", "test"))
+    assert variants("search", {"k": 5}) == [
+        ({"sizes": every, "k": 5}, ["train", "validation", "test"]),
+        ({"sizes": every, "k": 5, "renamed_frac": 1.0}, ["train"]),
+    ]
+    for options in ({"url": "http://x"}, {"renamed_frac": 0.5}, {"sizes": {"test": 3}}):
+        assert [how for how, _ in variants("search", options)] == [{"sizes": every} | options]
+    assert variants("qa", {"file": "x"}) == [({"file": "x"}, ("train", "validation", "test"))]
+    with pytest.raises(ValueError, match="got 'serach'"):
+        variants("serach", {})

@@ -11,10 +11,8 @@ import threading
 
 import pytest
 
-from envs import WORLDS, checks, make_world
+from envs import WORLDS, checks, make_world, variants
 from envs.base import EnvSpec, Message, Observation, Step, Task, World
-
-SPLITS = ("train", "validation", "test")
 
 
 def options(name, folder):
@@ -25,9 +23,28 @@ def options(name, folder):
     return {"file": str(folder / "sums.jsonl")}
 
 
-@pytest.fixture(scope="module", params=list(WORLDS))
-def world(request, tmp_path_factory):
-    return make_world(request.param, **options(request.param, tmp_path_factory.mktemp(request.param)))
+FORMS = [("search", 0), ("search", 1), ("qa", 0)]  # a world, and which of its variants: 1 is under invented names
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request, tmp_path_factory):
+    name, i = request.param
+    how, splits = variants(name, options(name, tmp_path_factory.mktemp(name)))[i]
+    return make_world(name, **how), splits
+
+
+@pytest.fixture
+def world(form):
+    return form[0]
+
+
+@pytest.fixture
+def splits(form):
+    return form[1]
+
+
+def test_every_form_of_every_world_is_tried(tmp_path):
+    assert FORMS == [(name, i) for name in WORLDS for i in range(len(variants(name, options(name, tmp_path))))]
 
 
 def test_the_world_has_the_policies_that_prove_it(world):
@@ -38,21 +55,21 @@ def test_the_world_has_the_policies_that_prove_it(world):
 
 
 @pytest.mark.parametrize("law", checks.LAWS)
-def test_law(world, law):
-    tasks = [task for split in SPLITS for task in world.tasks(split)[:4]]
+def test_law(world, splits, law):
+    tasks = [task for split in splits for task in world.tasks(split)[:4]]
     assert checks.LAWS[law](world, tasks) == []
 
 
-def test_gold_one_and_everything_else_zero(world):
-    for split in SPLITS:
+def test_gold_one_and_everything_else_zero(world, splits):
+    for split in splits:
         tasks = world.tasks(split)
         assert len(tasks) > 0 and all(task.split == split for task in tasks)
         for policy in world.policies:
             assert checks.score(world, policy, split, tasks).failures == (), policy
 
 
-def test_tasks_are_random_access_and_unique(world):
-    ids = [task.task_id for split in SPLITS for task in world.tasks(split)]
+def test_tasks_are_random_access_and_unique(world, splits):
+    ids = [task.task_id for split in splits for task in world.tasks(split)]
     assert len(set(ids)) == len(ids)
     train = world.tasks("train")
     assert train[len(train) - 1] == train[-1] and train[2:4] == [train[2], train[3]]

@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return admitted, sorted(",
     ),
     Mutant(
-        "tests/rl/test_supervised.py::test_each_epoch_visits_every_row_once",
+        "tests/rl/test_supervised.py::test_rows_are_addressed_by_seed_and_step",
         "rl/supervised.py",
         "places = np.arange(step * n, (step + 1) * n)",
         "places = np.arange(step * n, (step + 1) * n) % total",

@@ -12,6 +12,9 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 PY := $(VENV)/bin/python
 
+# Temporary buffers of a decode round are large: huge pages spare glibc thousands of page faults a round.
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup train test evidence bench lint mutants clean
 
@@ -43,6 +46,7 @@ evidence: $(STAMP)
 	for seed in $(SEEDS); do \
 	  $(PY) -m launch.quickstart --config=$(CONFIG) --seed=$$seed --workdir=$(RUNS)/seed$$seed --control || exit 1; \
 	done
+	$(PY) -m launch.report $(foreach seed,$(SEEDS),--collect=$(RUNS)/seed$(seed))
 
 bench: $(STAMP)
 	for name in $(BENCH); do $(PY) -m launch.bench $$name || exit 1; done

@@ -1,0 +1,121 @@
+"""Results: one JSON line for each finished run in results/, and the README's tables made from them.
+
+python -m launch.report --collect=runs/quickstart/seed0 [--collect=...]    adds or replaces their lines
+python -m launch.report                                                     writes the README's tables again
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from launch import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- results: generated from results/*.jsonl by launch.report -->", "<!-- end of results -->"
+WHENS = {"before": "warm start", "after": "+ GRPO", "sft_only": "warm start alone, same minutes"}
+
+
+def line_of(result: dict) -> dict:
+    """What results/ keeps of a result.json."""
+    kept = ("seed", "commit", "n_tasks", "demo_success", "minutes")
+    details = result["details"]
+    return {name: result[name] for name in kept} | {
+        when: {
+            "sampled": details[when]["sampled"]["success"],
+            "greedy": details[when]["greedy"]["success"],
+            "searches": details[when]["sampled"]["searches"],
+            "families": {
+                family: {"success": own["success"], "searches": own["searches"], "n": own["n"]}
+                for family, own in details[when]["sampled"]["families"].items()
+            },
+            "recovered": details[when]["sampled"]["facts"].get("recovered"),
+            "empty_results": details[when]["sampled"]["facts"].get("empty_results"),
+        }
+        for when in WHENS
+        if when in details
+    }
+
+
+def collect(folders: Sequence[Path], file: Path) -> None:
+    """Add the results of `folders` to `file`; a line of the same seed is replaced. Errors: ConfigError for none there."""
+    lines = {line["seed"]: line for line in read(file)}
+    for folder in folders:
+        if not (folder / "result.json").exists():
+            raise cli.ConfigError(
+                f"--collect: no {folder / 'result.json'}; want folders that launch.quickstart finished"
+            )
+        line = line_of(json.loads((folder / "result.json").read_text()))
+        lines[line["seed"]] = line
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(lines[seed]) + "\n" for seed in sorted(lines)))
+
+
+def read(file: Path) -> list[dict]:
+    """The lines of a results file; none where there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def tables(lines: Sequence[dict]) -> str:
+    """Two tables over the seeds of one experiment: success by stage, and by kind of question."""
+    if not lines:
+        return "No finished run yet: `make evidence`."
+    whens = [when for when in WHENS if all(when in line for line in lines)]
+    rows = ["| held-out success | seeds: sampled (greedy) | sampled, mean ± sd | searches |", "|---|---|---|---|"]
+    for when in whens:
+        own = [line[when] for line in lines]
+        each = ", ".join(f"{o['sampled']:.3f} ({o['greedy']:.3f})" for o in own)
+        rows.append(
+            f"| {WHENS[when]} | {each} | {_spread([o['sampled'] for o in own])} | {_spread([o['searches'] for o in own])} |"
+        )
+    rows += [
+        "",
+        "| by kind of question | " + " | ".join(WHENS[when] for when in whens) + " | searches before → after |",
+    ]
+    rows.append("|---" * (len(whens) + 2) + "|")
+    for family in sorted(lines[0]["after"]["families"]):
+        cells = [_spread([line[when]["families"][family]["success"] for line in lines]) for when in whens]
+        searches = [
+            statistics.mean(line[when]["families"][family]["searches"] for line in lines)
+            for when in ("before", "after")
+        ]
+        rows.append(f"| {family} | " + " | ".join(cells) + f" | {searches[0]:.2f} → {searches[1]:.2f} |")
+    minutes = ", ".join(f"{line['minutes']['total']:.1f}" for line in lines)
+    demos = ", ".join(f"{line['demo_success']:.2f}" for line in lines)
+    commits = sorted({line["commit"][:12] for line in lines})
+    rows += [
+        "",
+        f"Seeds {', '.join(str(line['seed']) for line in lines)}; {lines[0]['n_tasks']} held-out tasks each; minutes of "
+        f"`make train` (2 CPU cores): {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
+    ]
+    return "\n".join(rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    sd = statistics.stdev(values) if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.3f} ± {sd:.3f}"
+
+
+def with_tables(readme: str, text: str) -> str:
+    """`readme` with `text` between its two markers."""
+    head, begin, rest = readme.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise cli.ConfigError(f"README.md: want the lines {BEGIN!r} and {END!r} around the tables")
+    return f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}"
+
+
+def main(_) -> None:
+    file = ROOT / "results" / "quickstart.jsonl"
+    if flags.FLAGS.collect:
+        collect([Path(folder) for folder in flags.FLAGS.collect], file)
+    readme = ROOT / "README.md"
+    readme.write_text(with_tables(readme.read_text(), tables(read(file))))
+    print(tables(read(file)))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_multi_string("collect", [], "Folder of launch.quickstart whose result to add; may be repeated")
+    cli.run(main)

@@ -244,7 +244,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         overrides = " ".join(arg.split("=")[0] for arg in argv if arg.startswith("--config."))
         if not overrides:
             raise
-        said = _innermost(str(err)).replace("\\n", " ").replace("\\", "").strip("'\"")  # a repr of what it says
+        said = _innermost(str(err)).replace("\\n", " ").replace("\\", "").replace("'", "")  # a repr of what it says
         _die(ConfigError(f"unknown config key in {overrides}: {said}"))
 
 

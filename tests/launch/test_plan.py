@@ -1,0 +1,167 @@
+"""Law: what cannot run is refused by the plan, in one sentence that names the key; an unknown key is refused too."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.defaults import defaults
+from launch.cli import ConfigError
+from launch.plan import check_single_device, make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+AT_LEAST_1 = (
+    "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk engine.lanes engine.round_tokens "
+    "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
+    "rl.steps rl.groups_per_batch eval.n eval.final_n"
+).split()
+AT_LEAST_0 = (
+    "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rl.warmup_steps rl.save_every eval.every"
+).split()
+POSITIVE = "rollout.call_deadline_s sft.learning_rate rl.learning_rate rl.clip_norm rl.temperature".split()
+NOT_NEGATIVE = "sft.weight_decay rl.weight_decay rl.kl_coef rl.entropy_coef reward.max_shaping".split()
+
+
+def tree(**changes):
+    """The defaults as a plain tree, with some leaves or sections (dotted names, "/" for ".") set."""
+    config = defaults().to_dict()
+    for name, value in changes.items():
+        *parents, last = name.split("/")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return config
+
+
+def refused(message: str, **changes) -> None:
+    with pytest.raises(ConfigError) as err:
+        make_plan(tree(**changes))
+    assert message in str(err.value), err.value
+    assert "\n" not in str(err.value) or "nothing reads" in str(err.value)
+
+
+def at(name: str) -> str:
+    return name.replace(".", "/")
+
+
+@pytest.mark.parametrize("name", AT_LEAST_1)
+def test_at_least_one(name):
+    refused(f"{name}: got 0, wanted at least 1", **{at(name): 0})
+
+
+@pytest.mark.parametrize("name", AT_LEAST_0)
+def test_at_least_none(name):
+    refused(f"{name}: got -1, wanted at least 0", **{at(name): -1})
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_more_than_zero(name):
+    refused(f"{name}: got 0.0, wanted more than 0", **{at(name): 0.0})
+
+
+@pytest.mark.parametrize("name", NOT_NEGATIVE)
+def test_not_negative(name):
+    refused(f"{name}: got -0.1, wanted at least 0", **{at(name): -0.1})
+
+
+@pytest.mark.parametrize("name", [*POSITIVE, *NOT_NEGATIVE])
+def test_finite(name):
+    refused(f"config key {name}: got nan, want a finite number", **{at(name): float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rl/b2": 1.0}, "rl.b2: got 1.0, wanted more than 0 and less than 1"),
+        ({"rl/b2": 0.0}, "rl.b2: got 0.0"),
+        ({"rl/clip_low": 1.0}, "wanted 0 <= low < 1"),
+        ({"rl/clip_high": -0.1}, "high >= 0"),
+        ({"batch/length": 1}, "batch.length: got 1, wanted at least 2"),
+        ({"batch/rows": 130}, "batch.rows=130 is not a multiple of batch.micro_rows=4"),
+        ({"sft/rows": 6}, "sft.rows=6 is not a multiple of batch.micro_rows=4"),
+        ({"batch/rows": 124}, "batch.rows=124 < rl.groups_per_batch x rl.group_size = 128"),
+        ({"mesh/data": 8}, "batch.micro_rows=4 cannot be sharded over mesh.data x mesh.fsdp = 8"),
+        ({"engine/capacity": 1}, "engine.capacity: got 1, wanted at least 2"),
+        ({"rollout/max_episode_tokens": 1}, "rollout.max_episode_tokens: got 1, wanted at least 2"),
+        ({"batch/length": 383}, "rollout.max_episode_tokens=384 does not fit batch.length=383"),
+        ({"engine/capacity": 383}, "rollout.max_episode_tokens=384 does not fit engine.capacity=383"),
+        ({"engine/lanes": 129}, "engine.lanes=129 > engine.residents=128"),
+        ({"engine/contexts": (192, 192, 384)}, "engine.contexts=(192, 192, 384) must rise"),
+        ({"engine/contexts": (384, 192)}, "must rise"),
+        ({"engine/contexts": (0, 384)}, "must rise from at least 1"),
+        ({"engine/contexts": (192,)}, "end at engine.capacity=384"),
+        ({"engine/contexts": ()}, "end at engine.capacity=384"),
+        ({"engine/contexts": 384}, "engine.contexts: got 384, wanted a tuple of whole numbers"),
+        ({"engine/contexts": (192.5, 384)}, "wanted a tuple of whole numbers"),
+        ({"rl/max_staleness": 1}, "only synchronous rollout (0)"),
+        ({"rl/recipe": "ppo"}, "rl.recipe='ppo': wanted 'grpo'"),
+        ({"rl/group_size": 1}, "a group of one has advantage 0"),
+        ({"rl/schedule": "step"}, "wanted constant, cosine or linear"),
+        ({"rl/scale": "mad"}, "wanted std or none"),
+        ({"eval/split": "train"}, "wanted validation or test"),
+        ({"reward/reach": {"searches": 4.0}}, "reward.reach: got ['searches'], wanted names of reward.terms: ['succ"),
+        ({"reward/terms": {"success": "much"}}, "reward.terms.success: got 'much', want a finite number"),
+        ({"model/n_kv_heads": 3}, "want n_kv_heads to divide n_heads"),
+        ({"model/head_dim": 31}, "head_dim: got 31, want an even number"),
+        ({"model/init": "zeros"}, "init: got 'zeros', want one of"),
+        ({"model/dtype": "float64"}, "dtype: got 'float64'"),
+        ({"model/remat": "some"}, "remat: got 'some'"),
+        ({"model/init": "mimetic", "model/d_model": 64}, "got n_kv_heads x head_dim = 128, wanted at most"),
+        ({"tokenizer/vocab_size": 0}, "vocab_size: got 0, want at least 1"),
+    ],
+)
+def test_impossible_combinations(changes, message):
+    refused(message, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("rl.steps", 1.5, "whole number"),
+        ("rl.steps", True, "whole number"),
+        ("rl.drop_equal_groups", 1, "bool"),
+        ("batch.rows", "128", "whole number"),
+        ("sft.learning_rate", "fast", "finite number"),
+        ("world.name", None, "string"),
+        ("model.d_model", 128.0, "whole number"),
+        ("model.tie_embeddings", "yes", "bool"),
+        ("mesh.data", "one", "whole number"),
+    ],
+)
+def test_a_leaf_of_another_type(name, value, kind):
+    refused(f"config key {name}: got {value!r}, want a {kind}", **{at(name): value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    "mesh.data model.d_model batch.rows engine.contexts rollout.retries demos.n sft.rows rl.b2 reward.reach eval.n".split(),
+)
+def test_an_extra_key_of_a_section_and_a_missing_one(name):
+    section, _, leaf = name.partition(".")
+    refused(f"nothing reads; remove or rename:\n  {section}.extra", **{f"{section}/extra": 1})
+    config = defaults().to_dict()
+    del config[section][leaf]
+    with pytest.raises(ConfigError, match=f"config has no (key|section) '{name}'"):
+        make_plan(config)
+
+
+def test_an_option_of_the_model_that_is_not_in_the_defaults():
+    assert make_plan(tree(**{"model/rms_eps": 1e-5})).model["rms_eps"] == 1e-5
+    assert make_plan(tree()).model["rms_eps"] == 1e-6
+
+
+def test_the_engine_samples_on_one_device():
+    check_single_device(make_plan(tree()))
+    for axis in ("data", "fsdp", "tensor"):
+        plan = make_plan(tree(**{f"mesh/{axis}": 2}))
+        with pytest.raises(ConfigError, match=f"mesh.{axis}=2.*the engine samples on one device so far"):
+            check_single_device(plan)
+
+
+def test_a_plan_needs_no_jax():
+    code = "import sys, configs.defaults as d, launch.plan as p; p.make_plan(d.defaults()); print('jax' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert out.stdout == "False\n", out.stderr

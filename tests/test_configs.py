@@ -1,0 +1,88 @@
+"""Law: every experiment in configs/ builds and makes a plan (which reads every leaf of it), and its world takes its
+options.
+"""
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import qa_file, search_flaky
+from configs.arg import ConfigError
+from configs.defaults import defaults
+from envs import WORLDS, make_world
+from launch.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "def get_config(" in p.read_text())
+
+
+def leaves(tree: dict, prefix: str = "") -> set[str]:
+    return {
+        leaf
+        for name, value in tree.items()
+        for leaf in (leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}"})
+    }
+
+
+def test_there_are_configs():
+    assert {"quickstart", "search_flaky", "qa_file"} <= set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_builds_and_makes_a_plan(name):
+    module = importlib.import_module(f"configs.{name}")
+    assert f"configs/{name}.py" in module.__doc__, "the docstring says the command"
+    config = module.get_config()
+    plan = make_plan(config)
+    assert plan.name == name
+    assert make_plan(config.to_dict()) == plan
+    assert make_plan(json.loads(json.dumps(config.to_dict()))) == plan, "a resumed run reads its config from JSON"
+    free = ("world.options.", "reward.terms.", "reward.reach.")
+    known = leaves(defaults().to_dict())
+    new = {leaf for leaf in leaves(config.to_dict()) if not leaf.startswith(free)} - known
+    assert not new, "a key that defaults() lacks"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_world_takes_its_options(name):
+    plan = make_plan(importlib.import_module(f"configs.{name}").get_config())
+    module, _, function = WORLDS[plan.world].partition(":")
+    known = inspect.signature(getattr(importlib.import_module(module), function)).parameters
+    assert plan.world_options.keys() <= known.keys()
+
+
+def test_every_option_of_the_questions_is_a_leaf():
+    """--config.world.options.X=... sets existing leaves only."""
+    known = inspect.signature(importlib.import_module("envs.qa").make_world).parameters
+    assert set(qa_file.get_config().world.options) == set(known)
+
+
+def test_a_builder_with_one_split_trains_by_config_alone():
+    arg = "builder=b,data_dir=d,train_split=train[:80%],validation_split=train[80%:90%],test_split=train[90%:]"
+    options = make_plan(qa_file.get_config(arg + ",question_key=q,answers_key=a,tag=none,reward=m:f")).world_options
+    assert options["splits"] == {"train": "train[:80%]", "validation": "train[80%:90%]", "test": "train[90%:]"}
+    assert [options[name] for name in ("builder", "data_dir", "question_key", "answers_key", "tag", "reward")] == [
+        *("b", "d", "q", "a"),
+        None,
+        "m:f",
+    ]
+    with pytest.raises(ConfigError, match="tag: got 'xml', want answer or none"):
+        qa_file.get_config("tag=xml")
+
+
+def test_a_file_is_dealt_by_the_shares_of_the_config(tmp_path):
+    rows = [{"prompt": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(40)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = qa_file.get_config(f"file={tmp_path / 'q.jsonl'},train_share=0.5,validation_share=0.5,test_share=0")
+    config.world.options.instruction = "Answer, in tags."
+    world = make_world("qa", **make_plan(config).world_options)
+    dealt = {split: world.tasks(split) for split in qa_file.SPLITS}
+    assert sum(map(len, dealt.values())) == 40 and len(dealt["test"]) == 0 and len(dealt["train"]) > 10
+    assert [message.content for message in dealt["train"][0].prompt][0] == "Answer, in tags."
+
+
+def test_the_rate_of_the_flaky_engine():
+    assert make_plan(search_flaky.get_config("rate=0.5")).world_options["flaky_rate"] == 0.5

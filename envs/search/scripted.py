@@ -25,7 +25,8 @@ VERSION = 2  # of the demonstrator: raise it when it would act otherwise, and de
 RETRY_FRAC = 0.05  # of the failed searches, that a demonstrator tries again
 
 _DOC = re.compile(r"Doc (\d+)\(Title: (.*)")
-_FIELDS = {relation: re.compile(re.escape(form).replace(r"\{\}", "(.+)")) for relation, form in LABELS.items()}
+# One pattern for every form of a fact, each a group named by its relation: no form begins like another.
+_FIELD = re.compile("|".join(re.escape(form).replace(r"\{\}", f"(?P<{name}>.+)") for name, form in LABELS.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +72,8 @@ def read_docs(observation: str) -> list[Doc]:
 
 def read_fields(text: str) -> list[tuple[str, str]]:
     """(relation, value) of each fact on a page, as written there."""
-    found = []
-    for part in text.split("; "):
-        hits = ((relation, form.fullmatch(part)) for relation, form in _FIELDS.items())
-        found += [(relation, hit.group(1)) for relation, hit in hits if hit]
-    return found
+    hits = map(_FIELD.fullmatch, text.split("; "))
+    return [(hit.lastgroup, hit[hit.lastgroup]) for hit in hits if hit]
 
 
 def label(relation: str) -> str:

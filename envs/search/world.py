@@ -163,8 +163,7 @@ class SearchEnv:
         table = self._running().renamed
         if not table:
             return passage
-        values = (value for page in passage.pages for _, value in read_fields(page))
-        rename.invent((passage.title, *values), table, self._names, self._running().task["seed"])
+        rename.invent((passage.title, *_values(passage)), table, self._names, self._running().task["seed"])
         pages = tuple(rename.swap(page, table) for page in passage.pages)
         return dataclasses.replace(passage, title=table[passage.title], pages=pages)
 
@@ -233,6 +232,11 @@ def _disarmed(passage: Passage, size: int) -> tuple[str, tuple[str, ...]]:
     pages = [escape_tags(page).split() for page in passage.pages]
     parts = [" ".join(words[at : at + size]) for words in pages for at in range(0, len(words), size)]
     return title, tuple(parts) or ("",)
+
+
+@functools.lru_cache(maxsize=8192)
+def _values(passage: Passage) -> tuple[str, ...]:
+    return tuple(value for page in passage.pages for _, value in read_fields(page))
 
 
 def _task_record(task: Task) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def test_a_leaf_of_another_type(name, value, kind):
 
 @pytest.mark.parametrize(
     "name",
-    "mesh.data model.d_model batch.rows engine.contexts rollout.retries demos.n sft.rows rl.b2 reward.reach eval.n".split(),
+    "mesh.data model.d_model batch.rows engine.contexts rollout.retries demos.n sft.rows rl.b2 reward.reach "
+    "eval.n".split(),
 )
 def test_an_extra_key_of_a_section_and_a_missing_one(name):
     section, _, leaf = name.partition(".")

@@ -35,6 +35,16 @@ def test_a_limit_is_failure():
         outcome.fact("f2")(episode(f1=1))
 
 
+def test_an_episode_that_met_a_limit_before_its_first_turn_has_no_facts_and_scores_0():
+    terms = outcome.terms({"success": 1.0, "f1": 0.1, "searches": -0.05}, {"searches": 4})
+    for status in (Status.TOKEN_LIMIT, Status.TURN_LIMIT):
+        (scored,) = score_group(terms, [episode(status, success=False)])
+        assert scored.scores == {"success": 0.0, "f1": 0.0, "searches": 0.0} and reward(scored) == 0
+    for status in (Status.DONE, Status.GAVE_UP):
+        with pytest.raises(ValueError, match=f"{status.name}.: no fact 'f1'"):
+            score_group(terms, [episode(status, success=False)])
+
+
 def test_scores_are_weighted_terms_and_the_reward_is_their_sum():
     terms = [
         OUTCOME,
@@ -70,6 +80,40 @@ def test_the_outcome_leads():
         check_terms([RewardTerm("a", 0.1, "episode", len)])
     with pytest.raises(ValueError, match="'a': got scope 'step', want"):
         RewardTerm("a", 0.1, "step", len)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+@pytest.mark.parametrize("reach", [0.0, -1.0, math.inf, math.nan])
+def test_a_term_is_finite(weight, reach):
+    with pytest.raises(ValueError, match="'a': got weight .* want both finite, reach > 0"):
+        RewardTerm("a", weight, "episode", len)
+    with pytest.raises(ValueError, match="'a': got weight .* want both finite, reach > 0"):
+        RewardTerm("a", 1.0, "episode", len, reach)
+
+
+def test_terms_by_name_state_their_reach():
+    """A count may go as far as the experiment says; a weight alone does not bound what it adds."""
+    made = outcome.terms({"success": 2.0, "f1": 0.2, "searches": -0.1}, {"searches": 4})
+    assert [(term.name, term.weight, term.reach) for term in made] == [
+        ("success", 2.0, 1.0),
+        ("f1", 0.2, 1.0),
+        ("searches", -0.1, 4.0),
+    ]
+    facts = dict(success=True, f1=0.5, searches=3)
+    assert reward(score_group(made, [episode(**facts)])[0]) == pytest.approx(2 + 0.1 - 0.3)
+    for name in outcome.FRACTIONS[1:]:
+        outcome.terms({"success": 1.0, name: 0.3}, {})
+    for weights, reach, message in [
+        ({"success": 1.0, "searches": 0.01}, {}, "'searches' is not known to lie in .* reward.reach.searches=N"),
+        ({"success": 1.0, "searches": 0.3}, {"searches": 4}, "shaping can reach 1.2 .*want at most 0.3"),
+        ({"success": 1.0, "f1": 0.2, "score": -0.2}, {}, "shaping can reach 0.4"),
+        ({"f1": 0.1}, {}, "'success' among them"),
+        ({"success": 0.0}, {}, "'success': got weight 0, want more than 0"),
+        ({"success": -1.0, "f1": 0.1}, {}, "got weight -1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            outcome.terms(weights, reach)
+    outcome.terms({"success": 1.0, "searches": 0.3}, {"searches": 4}, max_shaping=1.2)
 
 
 def test_episode_means():

@@ -274,14 +274,15 @@ def test_a_command_that_raises_leaves_no_caller_waiting(params):
 
     first, first_out = in_thread(lambda: engine._on_thread(hold))
     started.wait(10)
-    callers = [in_thread(lambda c=c: engine._on_thread(c)) for c in (fail, fail, lambda: None)]
-    while len(engine._commands) < 4:
+    before = len(engine._commands)
+    callers = [in_thread(lambda c=c: engine._on_thread(c)) for c in (fail, fail, fail)]
+    while len(engine._commands) < before + 3:
         time.sleep(0.001)
     go.set()
     first.join(5)
     for thread, out in callers:
         thread.join(5)
-        assert isinstance(out[0], EngineError) and "chip on fire" in str(out[0])
+        assert not thread.is_alive() and isinstance(out[0], EngineError) and "chip on fire" in str(out[0])
     with pytest.raises(EngineError):
         engine.warm_up()
     engine.close()

@@ -136,6 +136,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "episodes = jnp.round(jnp.sum(share))",
         "episodes = jnp.float32(1)",
     ),
+    Mutant(
+        "tests/rl/test_success.py::test_pass_at_k_worked",
+        "rl/metrics/success.py",
+        "return 1.0 - math.comb(n - successes, k) / math.comb(n, k)",
+        "return 1.0 - (1 - successes / n) ** k",
+    ),
     # -- learner: packed == one-per-row, any cut, any number of devices; zero gradient off the mask; bad updates refused
     Mutant(
         "tests/laws/test_learner.py::test_packed_equals_one_per_row",
@@ -262,6 +268,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "places = np.arange(step * n, (step + 1) * n)",
         "places = np.arange(step * n, (step + 1) * n) % total",
     ),
+    Mutant(
+        "tests/rl/test_loop.py::test_a_stop_saves_without_evaluating_and_the_next_run_goes_on",
+        "rl/loop.py",
+        "if last or success is not None or (",
+        "if success is not None or (",
+    ),
+    Mutant(
+        "tests/rl/test_loop.py::test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score",
+        "rl/loop.py",
+        "if eval_every and (progress.step % eval_every == 0 or progress.step == steps):",
+        "if eval_every:",
+    ),
+    Mutant(
+        "tests/rl/test_loop.py::test_refills_are_bounded",
+        "rl/loop.py",
+        "refused.append(group)",
+        "pass",
+    ),
     # -- tokens: trained ids == prompt + sampled + world ids, in order, and the mask counts the sampled ones
     Mutant(
         "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
@@ -366,6 +390,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "envs/qa.py",
         "answer = last_answer(head + stop) if self._tagged else action.strip() or None",
         "answer = action.strip() or None",
+    ),
+    Mutant(
+        "tests/envs/test_rename.py::test_no_held_out_name_is_shown_under_invented_names",
+        "envs/search/rename.py",
+        "return new in names.real or not names.held_out.isdisjoint(new)",
+        "return new in names.real",
+    ),
+    Mutant(
+        "tests/envs/test_rename.py::test_inventions_are_one_for_one_and_never_a_real_name",
+        "envs/search/rename.py",
+        "taken.add(new)",
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_rename.py::test_queries_are_translated_back",
+        "envs/search/world.py",
+        "self._retriever.search(self._real(query), self._k",
+        "self._retriever.search(query, self._k",
     ),
     # -- layers
     Mutant(

@@ -123,7 +123,7 @@ def test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion(kinds, n, d
 
 
 def test_refills_are_bounded():
-    pool = FakePool(lambda ticket: DROPPED)
+    pool = FakePool(([DROPPED] * 100).__getitem__)  # an IndexError where they are not
     with pytest.raises(RuntimeError, match="got 16 refused .*0 admitted .*for a batch of 2"):
         roll_out(pool, 2)
     assert len(pool.submitted) <= loop.MOST_REFUSED * 2 + 2
@@ -231,6 +231,17 @@ def test_a_stop_saves_without_evaluating_and_the_next_run_goes_on():
     _, events, batches, _ = run(pool, progress, steps=4, eval_every=2)
     assert [e[1] for e in events if e[0] == "log"] == [2, 3, 4] and [b[3] for b in batches] == [1, 2, 3]
     assert pool.submitted == list(range(8))
+
+
+def test_a_stop_that_comes_during_a_save_loses_nothing():
+    asked, saved = [], []
+
+    def save(state, progress, score):
+        saved.append(progress.step)
+        asked.append(True)
+
+    progress, *_ = run(FakePool(lambda ticket: GOOD), steps=6, save_every=2, save=save, stop=lambda: bool(asked))
+    assert saved[-1] == progress.step < 6
 
 
 def test_a_finished_run_does_nothing_more():

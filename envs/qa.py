@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from envs import dataset
+from envs import dataset, foreign
 from envs.answers import escape_tags, exact_match, f1, last_answer
 from envs.base import EnvError, EnvSpec, Message, Observation, ScriptedPolicy, Step, Task, World
 
@@ -159,7 +159,7 @@ def make_world(
 
     def tasks(split: str) -> Sequence[Task]:
         if builder and split in splits:
-            found = dataset.tasks_from_tfds(builder, data_dir, splits[split], question_key, answers_key)
+            found = foreign.tasks_from_tfds(builder, data_dir, splits[split], question_key, answers_key)
             return _Placed(found, split, splits[split], instruction)
         return _Placed(read.get(split, []), split, split, instruction)
 
@@ -174,11 +174,11 @@ def _read_files(
     file: str | Mapping[str, str], shares: Mapping[str, float], question_key: str, answers_key: str
 ) -> dict[str, list[Task]]:
     if isinstance(file, Mapping):
-        return {s: list(dataset.tasks_from_file(p, question_key, answers_key, split=s)) for s, p in file.items()}
+        return {s: list(foreign.tasks_from_file(p, question_key, answers_key, split=s)) for s, p in file.items()}
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
         raise ValueError(f"qa: got shares {dict(shares)}, want shares >= 0 with sum 1")
     dealt: dict[str, list[Task]] = {split: [] for split in shares}
-    for i, task in enumerate(dataset.tasks_from_file(file, question_key, answers_key)):
+    for i, task in enumerate(foreign.tasks_from_file(file, question_key, answers_key)):
         place = int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") / 2**64
         for split, share in shares.items():  # a row stays in its split when rows are added behind it
             place -= share

@@ -46,18 +46,18 @@ def build_world(plan: Plan) -> World:
 
 def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
     """The codec of a run: a Hugging Face folder, or else a tokenizer trained on the world's texts, kept in `folder`."""
-    if plan.tokenizer_path:
-        return Codec(load_tokenizer(plan.tokenizer_path))
-    if not folder.exists():
+    if not plan.tokenizer_path and not folder.exists():
         temporary = folder.with_name(f"{folder.name}.tmp")
         train_tokenizer(world.texts(), plan.vocab_size, temporary)
         temporary.rename(folder)  # whole or not at all
-    return Codec(load_tokenizer(folder))
+    return load_codec(plan, folder.parent)
 
 
 def load_codec(plan: Plan, workdir: Path) -> Codec:
-    """The codec of a run that exists already."""
-    return Codec(load_tokenizer(plan.tokenizer_path or workdir / "tokenizer"))
+    """The codec of a run that exists already. Errors (ValueError): a template under which a turn extends no prefix."""
+    codec = Codec(load_tokenizer(plan.tokenizer_path or workdir / "tokenizer"))
+    codec.check_turns("tool", True)
+    return codec
 
 
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
@@ -211,7 +211,14 @@ def build_terms(plan: Plan) -> list[RewardTerm]:
 
 
 def build_packer(plan: Plan, rows: int, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
-    return partial(pack, rows=rows, length=plan.batch.length, micro_rows=plan.batch.micro_rows, pad_id=pad_id)
+    return partial(
+        pack,
+        rows=rows,
+        length=plan.batch.length,
+        micro_rows=plan.batch.micro_rows,
+        pad_id=pad_id,
+        max_staleness=plan.rl.max_staleness,
+    )
 
 
 def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine:

@@ -40,13 +40,11 @@ def line_of(result: dict) -> dict:
 
 
 def collect(folders: Sequence[Path], file: Path) -> None:
-    """Add the results of `folders` to `file`; a line of the same seed is replaced. Errors: ConfigError for none there."""
+    """Add the results of `folders` to `file`; a line of the same seed is replaced. Errors: ConfigError."""
     lines = {line["seed"]: line for line in read(file)}
     for folder in folders:
         if not (folder / "result.json").exists():
-            raise cli.ConfigError(
-                f"--collect: no {folder / 'result.json'}; want folders that launch.quickstart finished"
-            )
+            raise cli.ConfigError(f"--collect: no {folder / 'result.json'}; want folders of finished runs")
         line = line_of(json.loads((folder / "result.json").read_text()))
         lines[line["seed"]] = line
     file.parent.mkdir(exist_ok=True)
@@ -67,9 +65,8 @@ def tables(lines: Sequence[dict]) -> str:
     for when in whens:
         own = [line[when] for line in lines]
         each = ", ".join(f"{o['sampled']:.3f} ({o['greedy']:.3f})" for o in own)
-        rows.append(
-            f"| {WHENS[when]} | {each} | {_spread([o['sampled'] for o in own])} | {_spread([o['searches'] for o in own])} |"
-        )
+        sampled, searches = (_spread([o[name] for o in own]) for name in ("sampled", "searches"))
+        rows.append(f"| {WHENS[when]} | {each} | {sampled} | {searches} |")
     rows += [
         "",
         "| by kind of question | " + " | ".join(WHENS[when] for when in whens) + " | searches before → after |",
@@ -87,8 +84,8 @@ def tables(lines: Sequence[dict]) -> str:
     commits = sorted({line["commit"][:12] for line in lines})
     rows += [
         "",
-        f"Seeds {', '.join(str(line['seed']) for line in lines)}; {lines[0]['n_tasks']} held-out tasks each; minutes of "
-        f"`make train` (2 CPU cores): {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
+        f"Seeds {', '.join(str(line['seed']) for line in lines)}; {lines[0]['n_tasks']} held-out tasks each; minutes "
+        f"of `make train` (2 CPU cores): {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
     ]
     return "\n".join(rows)
 

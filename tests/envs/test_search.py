@@ -11,7 +11,7 @@ from envs.base import EnvError, Message, Task
 from envs.play import play
 from envs.search import scripted
 from envs.search.actions import Malformed, cut, document_number, parse
-from envs.search.corpus import Passage
+from envs.search.corpus import LABELS, Passage
 from envs.search.index import SearchIndex, build_index
 from envs.search.retrieve import TantivyRetriever, ToolError
 from envs.search.world import SearchEnv, make_world
@@ -416,3 +416,10 @@ def test_variants_are_the_forms_to_be_checked():
     assert variants("qa", {"file": "x"}) == [({"file": "x"}, ("train", "validation", "test"))]
     with pytest.raises(ValueError, match="got 'serach'"):
         variants("serach", {})
+
+
+def test_no_form_of_a_fact_begins_like_another():
+    begins = [form.removesuffix("{}") for form in LABELS.values()]
+    assert not [(a, b) for a in begins for b in begins if a != b and a.startswith(b)]
+    page = "; ".join(form.format(f"v{i}") for i, form in enumerate(LABELS.values())) + "; free text: x"
+    assert scripted.read_fields(page) == [(relation, f"v{i}") for i, relation in enumerate(LABELS)]

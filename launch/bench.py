@@ -47,11 +47,13 @@ def bench_model(plan: Plan, seconds: float) -> dict[str, Any]:
     begun = time.monotonic()
     config = ModelConfig(vocab_size=plan.vocab_size, **plan.model)
     rows, length = plan.batch.rows, plan.batch.length
+    with cli.validating():
+        mesh = make_mesh(*plan.mesh)
     learner = make_learner(
         config,
         recipes.grpo(),
         make_optimizer(learning_rate=1e-4),
-        make_mesh(*plan.mesh),
+        mesh,
         micro_rows=plan.batch.micro_rows,
         chunk=plan.batch.logp_chunk,
     )
@@ -110,7 +112,7 @@ def bench_engine(plan: Plan, seconds: float) -> dict[str, Any]:
     )
     rng = np.random.default_rng(plan.seed)
     tickets = itertools.count()
-    prompt_len = e.contexts[0] // 2
+    prompt_len = max(1, e.contexts[0] // 2)
     budget = min(plan.rollout.max_turn_tokens, e.capacity - prompt_len)
 
     def once() -> int:

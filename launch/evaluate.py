@@ -15,7 +15,7 @@ from absl import flags
 
 from envs.base import Env, Observation, Step, Task, World
 from launch import cli
-from launch.plan import Plan, make_plan
+from launch.plan import Plan, make_plan, on_one_device
 
 
 def of_run(
@@ -33,6 +33,7 @@ def of_run(
     from envs import choose_tasks
     from launch import build, runs
 
+    plan = on_one_device(plan)
     with cli.validating():
         world = build.build_world(plan)
         codec = build.load_codec(plan, workdir)

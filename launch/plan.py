@@ -135,6 +135,11 @@ def make_plan(config) -> Plan:
     return plan
 
 
+def on_one_device(plan: Plan) -> Plan:
+    """The plan that only samples: a checkpoint of any mesh is read onto one device, where the engine is."""
+    return dataclasses.replace(plan, mesh=(1, 1, 1))
+
+
 def check_single_device(plan: Plan) -> None:
     """What samples needs a mesh of one device. Errors: ConfigError."""
     data, fsdp, tensor = plan.mesh

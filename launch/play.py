@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags
 
 from launch import cli
-from launch.plan import make_plan
+from launch.plan import make_plan, on_one_device
 
 
 def show(task, turns, facts) -> None:
@@ -27,7 +27,7 @@ def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> No
     from models.sampling import Sampling
 
     with cli.validating():
-        plan = make_plan(cli.resolve(None, str(workdir)))
+        plan = on_one_device(make_plan(cli.resolve(None, str(workdir))))
         world = build.build_world(plan)
         codec = build.load_codec(plan, workdir)
         model = build.build_model(plan, codec.vocab_size)

@@ -8,7 +8,7 @@ import pytest
 
 from configs.defaults import defaults
 from launch.cli import ConfigError
-from launch.plan import check_single_device, make_plan
+from launch.plan import check_single_device, make_plan, on_one_device
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,6 +160,7 @@ def test_the_engine_samples_on_one_device():
         plan = make_plan(tree(**{f"mesh/{axis}": 2}))
         with pytest.raises(ConfigError, match=f"mesh.{axis}=2.*the engine samples on one device so far"):
             check_single_device(plan)
+        check_single_device(on_one_device(plan))
 
 
 def test_a_plan_needs_no_jax():

@@ -1,0 +1,134 @@
+"""Law: through the real mains, bad input ends in one `error:` line and status 2, before any compute or file."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs import qa_file
+from launch.cli import EXIT_BAD_INPUT
+from launch.plan import make_plan
+from launch.workdir import open_workdir
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SEARCH = '''
+"""The quickstart over a data folder of a few tasks; its argument is the folder."""
+from configs import quickstart
+
+def get_config(arg=""):
+    c = quickstart.get_config()
+    c.world.options.data_dir = arg
+    c.world.options.sizes = {"train": 12, "validation": 4, "test": 4}
+    c.eval.n = c.eval.final_n = 4
+    return c
+'''
+
+EXTRA = '''
+"""A section with a key that nothing reads."""
+from configs import quickstart
+
+def get_config(arg=""):
+    c = quickstart.get_config()
+    c.mesh.model = 2
+    return c
+'''
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """A folder with the config files, a file of questions, a run without a checkpoint, and what is not a run."""
+    folder = tmp_path_factory.mktemp("bad_input")
+    (folder / "few.py").write_text(SEARCH)
+    (folder / "extra.py").write_text(EXTRA)
+    rows = [{"prompt": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(600)]
+    (folder / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "notes").mkdir()
+    (folder / "notes" / "thesis.txt").write_text("mine")
+    (folder / "cut").mkdir()
+    (folder / "cut" / "config.json").write_text('{"name": ')
+    config = qa_file.get_config(f"file={folder / 'q.jsonl'}")
+    config.tokenizer.vocab_size = 300
+    with open_workdir(folder / "run", config):
+        pass
+    return folder
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Of every file below, its bytes and when it was last written; of every folder, that it is there."""
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns) if p.is_file() else (b"", 0)
+        for p in sorted(folder.rglob("*"))
+    }
+
+
+def launch(main: str, *args: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", f"launch.{main}", *args],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
+    assert out.returncode == EXIT_BAD_INPUT, out.stderr
+    errors = [line for line in out.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in out.stderr and "Traceback" not in out.stderr, out.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train --config=configs/quickstart.py --config.batch.rowz=3 --workdir={}/new", 'Did you mean "rows"'),
+        ("train --config={}/extra.py --workdir={}/new", "nothing reads; remove or rename:\n  mesh.model"),
+        ("train --config=configs/quickstart.py --config.rl.group_size=1 --workdir={}/new", "teaches nothing"),
+        ("train --config=configs/quickstart.py --init={}/none --workdir={}/new", "--init: no {}/none/config.json"),
+        ("train --config=configs/quickstart.py --init={}/run --workdir={}/new", "--init: no {}/run/ckpt"),
+        ("train --config=configs/qa_file.py:file={}/none.jsonl --workdir={}/new", "none.jsonl: no such file"),
+        ("train --config=configs/qa_file.py:file={}/q.jsonl --reward=no.such:f --workdir={}/new", "cannot import"),
+        ("train --config=configs/quickstart.py --workdir={}/notes", "holds 'thesis.txt' but no config.json"),
+        ("train --config=configs/quickstart.py --workdir={}/run", "holds a run of another config"),
+        ("train --reward=m:f --workdir={}/run", "--reward: a run in --workdir has its own"),
+        ("train --config=configs/quickstart.py --reward=m:f --workdir={}/new", "world does not take it"),
+        ("sft --workdir={}/cut", "config.json: unreadable"),
+        ("evaluate --workdir={}/run", "tokenizer"),
+    ],
+)
+def test_bad_input_is_one_line_and_touches_nothing(there, command, message):
+    before = contents(there)
+    main, *args = command.replace("{}", str(there)).split()
+    ends_in_one_line(launch(main, *args), message.replace("{}", str(there)))
+    assert contents(there) == before
+
+
+def test_a_run_without_a_checkpoint_cannot_be_evaluated(there, tmp_path):
+    from launch import build
+
+    shutil.copytree(there / "run", tmp_path / "run")
+    plan = make_plan(json.loads((tmp_path / "run" / "config.json").read_text()))
+    build.build_codec(plan, build.build_world(plan), tmp_path / "run" / "tokenizer")
+    before = contents(tmp_path)
+    out = launch("evaluate", f"--workdir={tmp_path / 'run'}", "--n=4")
+    ends_in_one_line(out, f"{tmp_path / 'run' / 'ckpt'}: no checkpoint there")
+    assert contents(tmp_path) == before
+
+
+def test_a_damaged_task_dataset_ends_the_launch_before_there_is_a_workdir(there, tmp_path):
+    from envs import make_world
+
+    data = tmp_path / "data"
+    world = make_world("search", data_dir=str(data), sizes={"train": 12, "validation": 4, "test": 4})
+    assert [len(world.tasks(split)) for split in ("train", "validation", "test")] == [12, 4, 4]
+    (shard,) = data.glob("search_train_*/**/*.array_record*")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    before = contents(tmp_path)
+    out = launch("train", f"--config={there / 'few.py'}:{data}", f"--workdir={tmp_path / 'new'}")
+    ends_in_one_line(out, shard.name)
+    assert contents(tmp_path) == before

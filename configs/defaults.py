@@ -60,6 +60,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.max_turn_tokens = 24
     c.rollout.max_episode_tokens = 384
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
+    c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
     c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
 
     c.demos = ml_collections.ConfigDict()

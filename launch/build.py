@@ -77,7 +77,7 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(plan.world_options.get("data_dir", f"data/{plan.world}"))
     name = f"{plan.world}_demonstrations_{digest}"
-    if not (folder / name).exists():
+    if not dataset.is_built(folder, name):
         dataset.build_demonstrations(
             {"train": _demonstrate(world, plan.n_demos, plan.seed)}, folder, name=name, options=made_by
         )
@@ -93,11 +93,13 @@ def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]
     tasks = world.tasks("train")
     order = permutation(len(tasks), seed, 0)
     env, demos = world.make_env(), []
-    for i in range(n):
-        task = tasks[int(order[i % len(tasks)])]
-        turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))
-        demos.append(dataset.Demonstration(f"demo-{i}", task, tuple(turns), bool(facts["success"]), facts))
-    env.close()
+    try:
+        for i in range(n):
+            task = tasks[int(order[i % len(tasks)])]
+            turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))
+            demos.append(dataset.Demonstration(f"demo-{i}", task, tuple(turns), bool(facts["success"]), facts))
+    finally:
+        env.close()
     return demos
 
 
@@ -203,11 +205,8 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any) -> L
 
 
 def build_terms(plan: Plan) -> list[RewardTerm]:
-    """Reward terms by name: "success", or any numeric fact that the world reports."""
-    return [
-        RewardTerm(name, weight, "episode", outcome.success if name == "success" else outcome.fact(name))
-        for name, weight in plan.reward_terms.items()
-    ]
+    """Reward terms by name. Errors (ValueError): the outcome does not lead, or a count has no stated reach."""
+    return outcome.terms(plan.reward_terms, plan.reward_reach, max_shaping=plan.max_shaping)
 
 
 def build_packer(plan: Plan, rows: int, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
@@ -250,6 +249,7 @@ def build_pool(plan: Plan, engine: Engine, world: World, codec: Codec) -> Pool:
         sampling=Sampling(temperature=plan.rl.temperature),
         call_deadline_s=r.call_deadline_s,
         retries=r.retries,
+        max_seconds=r.max_world_s or None,
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,
     )

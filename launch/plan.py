@@ -37,6 +37,7 @@ class RolloutPlan:
     max_turn_tokens: int
     max_episode_tokens: int
     call_deadline_s: float
+    max_world_s: float
     retries: int
 
 
@@ -233,6 +234,7 @@ def _check_rates(plan: Plan) -> None:
     for name, value in {
         "sft.weight_decay": sft.weight_decay,
         "rl.weight_decay": rl.weight_decay,
+        "rollout.max_world_s": plan.rollout.max_world_s,
         "rl.kl_coef": rl.kl_coef,
         "rl.entropy_coef": rl.entropy_coef,
         "reward.max_shaping": plan.max_shaping,

@@ -9,7 +9,7 @@ import sys
 from absl import flags
 
 from launch import cli
-from launch.plan import Plan, make_plan
+from launch.plan import Plan, check_single_device, make_plan
 
 EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, after a checkpoint
 
@@ -68,6 +68,8 @@ def main(_) -> None:
         workdir = cli.want_workdir(flags.FLAGS.workdir)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
+        if plan.sft.eval_every:
+            check_single_device(plan)
         check_data(plan)
     from launch.runs import Stopped
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from launch import cli, sft
-from launch.plan import Plan, make_plan
+from launch.plan import Plan, check_single_device, make_plan
 
 
 def run(
@@ -121,6 +121,7 @@ def main(_) -> None:
             cli.override(flags.FLAGS.config, "world.options.reward", flags.FLAGS.reward)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
+        check_single_device(plan)
         profile = parse_range(flags.FLAGS.profile_steps)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init)

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SEED ?= 0
 SEEDS ?= 0 1 2
-TEST_ARGS ?=
+TEST_ARGS ?= -n 2
 MUTANT ?=
 BENCH ?= model engine search
 CONFIG ?= configs/quickstart.py

@@ -18,8 +18,7 @@ def get_config(arg: str = ""):
     c.model.init = "mimetic"
     # Training tasks are asked under invented names: there is nothing to remember, so the policy learns to read.
     c.world.options.renamed_frac = 0.9
-    c.sft.steps = 500
-    c.rl.steps = 45
-    c.rl.kl_coef = 1e-3  # to the warm start, as Search-R1
-    c.eval.every = 15
+    c.sft.steps = 800
+    c.rl.steps = 36
+    c.eval.every = 12
     return c

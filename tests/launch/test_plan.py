@@ -36,7 +36,7 @@ def tree(**changes):
     return config
 
 
-def refused(message: str, **changes) -> None:
+def check_refused(message: str, **changes) -> None:
     with pytest.raises(ConfigError) as err:
         make_plan(tree(**changes))
     assert message in str(err.value), err.value
@@ -49,27 +49,27 @@ def at(name: str) -> str:
 
 @pytest.mark.parametrize("name", AT_LEAST_1)
 def test_at_least_one(name):
-    refused(f"{name}: got 0, wanted at least 1", **{at(name): 0})
+    check_refused(f"{name}: got 0, wanted at least 1", **{at(name): 0})
 
 
 @pytest.mark.parametrize("name", AT_LEAST_0)
 def test_at_least_none(name):
-    refused(f"{name}: got -1, wanted at least 0", **{at(name): -1})
+    check_refused(f"{name}: got -1, wanted at least 0", **{at(name): -1})
 
 
 @pytest.mark.parametrize("name", POSITIVE)
 def test_more_than_zero(name):
-    refused(f"{name}: got 0.0, wanted more than 0", **{at(name): 0.0})
+    check_refused(f"{name}: got 0.0, wanted more than 0", **{at(name): 0.0})
 
 
 @pytest.mark.parametrize("name", NOT_NEGATIVE)
 def test_not_negative(name):
-    refused(f"{name}: got -0.1, wanted at least 0", **{at(name): -0.1})
+    check_refused(f"{name}: got -0.1, wanted at least 0", **{at(name): -0.1})
 
 
 @pytest.mark.parametrize("name", [*POSITIVE, *NOT_NEGATIVE])
 def test_finite(name):
-    refused(f"config key {name}: got nan, want a finite number", **{at(name): float("nan")})
+    check_refused(f"config key {name}: got nan, want a finite number", **{at(name): float("nan")})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_finite(name):
     ],
 )
 def test_impossible_combinations(changes, message):
-    refused(message, **changes)
+    check_refused(message, **changes)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_impossible_combinations(changes, message):
     ],
 )
 def test_a_leaf_of_another_type(name, value, kind):
-    refused(f"config key {name}: got {value!r}, want a {kind}", **{at(name): value})
+    check_refused(f"config key {name}: got {value!r}, want a {kind}", **{at(name): value})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_leaf_of_another_type(name, value, kind):
 )
 def test_an_extra_key_of_a_section_and_a_missing_one(name):
     section, _, leaf = name.partition(".")
-    refused(f"nothing reads; remove or rename:\n  {section}.extra", **{f"{section}/extra": 1})
+    check_refused(f"nothing reads; remove or rename:\n  {section}.extra", **{f"{section}/extra": 1})
     config = defaults().to_dict()
     del config[section][leaf]
     with pytest.raises(ConfigError, match=f"config has no (key|section) '{name}'"):

@@ -66,7 +66,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.demos = ml_collections.ConfigDict()
     c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
 
-    c.sft = ml_collections.ConfigDict()
+    c.sft = ml_collections.ConfigDict()  # b2 and clip_norm of the optimizer: as in rl
     c.sft.steps = 400
     c.sft.rows = 8  # packed rows a step
     c.sft.learning_rate = 3e-3

@@ -3,8 +3,8 @@
 Run:    python -m launch.train --config=configs/qa_file.py:file=questions.jsonl --reward=my_rewards:score \\
             --workdir=runs/mine
         python -m launch.train --config=configs/qa_file.py:builder=my_set,data_dir=data,question_key=question \\
-            --config.world.options.splits.train='train[:80%]' --config.world.options.splits.validation='train[80%:]'
-            --workdir=runs/mine
+            --config.world.options.splits.train='train[:80%]' \\
+            --config.world.options.splits.validation='train[80%:]' --workdir=runs/mine
 Single turn: the policy answers in `<answer>…</answer>` (`tag=none`: its whole text is the answer). `--reward` names a
 function (answer text, answers) -> float in [0, 1]; without it, exact match. Without `--init` the policy starts from
 scratch, with a tokenizer trained on the prompts. A file is dealt to the splits by their `*_share`; of a builder each

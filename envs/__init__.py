@@ -24,7 +24,10 @@ def make_world(name: str, **options: Any) -> World:
     if unknown:
         known = sorted(set(make.__annotations__) - {"return"})
         raise ValueError(f"world {name}: got options {unknown}, want some of {known}")
-    return make(**options)
+    try:
+        return make(**options)
+    except TypeError as err:  # an option of another type
+        raise ValueError(f"world {name}: options {options}: {err}") from err
 
 
 def variants(name: str, options: Mapping[str, Any]) -> Sequence[tuple[Mapping[str, Any], Sequence[str]]]:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from envs import dataset, make_world
+from envs import choose_tasks, dataset, make_world
 from envs.base import Task, World
 from envs.play import play
 from launch.plan import Plan
@@ -37,25 +38,46 @@ EVAL_TICKETS = 2**30  # evaluation draws under tickets that training never reach
 
 
 def build_world(plan: Plan) -> World:
-    """The world of the plan. Errors (ValueError): an unknown world, or options that it does not know."""
-    try:
-        return make_world(plan.world, **plan.world_options)
-    except TypeError as err:
-        raise ValueError(f"world.options {sorted(plan.world_options)}: {err}; see envs.{plan.world}") from err
+    """The world of the plan. Errors (ValueError): an unknown world, or options that it does not take."""
+    return make_world(plan.world, **plan.world_options)
+
+
+def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> None:
+    """Whatever can be wrong with world, tasks, terms and tokenizer, before a workdir is made. Errors: ValueError."""
+    world = build_world(plan)
+    choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
+    choose_tasks(world, "train", 1, plan.seed)
+    if held_out:
+        choose_tasks(world, "test", plan.eval.final_n, plan.seed)
+    if demonstrations and world.demonstrate is None:
+        raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
+    build_terms(plan)
+    world.make_env().close()  # opens what instances share: an index, say
+    if plan.tokenizer_path:
+        _checked_codec(Path(plan.tokenizer_path))
 
 
 def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
-    """The codec of a run: a Hugging Face folder, or else a tokenizer trained on the world's texts, kept in `folder`."""
-    if not plan.tokenizer_path and not folder.exists():
+    """The codec of a run, its tokenizer kept in `folder`: a copy of the plan's, or trained on the world's texts."""
+    if not folder.exists():
         temporary = folder.with_name(f"{folder.name}.tmp")
-        train_tokenizer(world.texts(), plan.vocab_size, temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if plan.tokenizer_path:
+            shutil.copytree(plan.tokenizer_path, temporary)
+        else:
+            train_tokenizer(world.texts(), plan.vocab_size, temporary)
         temporary.rename(folder)  # whole or not at all
-    return load_codec(plan, folder.parent)
+    return _checked_codec(folder)
 
 
-def load_codec(plan: Plan, workdir: Path) -> Codec:
-    """The codec of a run that exists already. Errors (ValueError): a template under which a turn extends no prefix."""
-    codec = Codec(load_tokenizer(plan.tokenizer_path or workdir / "tokenizer"))
+def load_codec(workdir: Path) -> Codec:
+    """The codec of a run that exists already."""
+    return _checked_codec(workdir / "tokenizer")
+
+
+def _checked_codec(folder: Path) -> Codec:
+    """Errors (ValueError): no tokenizer there, or a template under which a turn does not extend the ids before it."""
+    codec = Codec(load_tokenizer(folder))
     codec.check_turns("tool", True)
     return codec
 
@@ -63,7 +85,7 @@ def load_codec(plan: Plan, workdir: Path) -> Codec:
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
     """`plan.n_demos` scripted, imperfect episodes on training tasks: played once, then kept as a TFDS dataset."""
     if world.demonstrate is None:
-        raise ValueError(f"world {world.name!r} has no demonstrator; start from a checkpoint with --init")
+        raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     made_by = _as_json(
         {
             "world": plan.world,
@@ -96,6 +118,8 @@ def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]
     try:
         for i in range(n):
             task = tasks[int(order[i % len(tasks)])]
+            if env.reset(task).text:
+                raise ValueError(f"world {world.name!r}: reset shows a text, which demonstrations do not keep yet")
             turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))
             demos.append(dataset.Demonstration(f"demo-{i}", task, tuple(turns), bool(facts["success"]), facts))
     finally:
@@ -112,7 +136,13 @@ def pack_demonstrations(
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
         for i, demo in enumerate(demonstrations)
     ]
-    episodes = [t for t in episodes if len(t.rows[0].tokens) <= plan.batch.length]
+    fitting = [t for t in episodes if len(t.rows[0].tokens) <= plan.batch.length]
+    if len(fitting) < len(episodes):
+        over = len(episodes) - len(fitting)
+        print(f"{over} of {len(episodes)} demonstrations are over batch.length={plan.batch.length}: left out")
+    if not fitting:
+        raise ValueError(f"no demonstration fits a row of batch.length={plan.batch.length} tokens; raise it")
+    episodes = fitting
     none = {(t.ticket, t.member): 0.0 for t in episodes}
     tokens = sum(len(t.rows[0].tokens) for t in episodes)
     rows = 2 * plan.sft.rows * -(-tokens // (plan.sft.rows * plan.batch.length))  # room for the padding, cut off below
@@ -171,7 +201,7 @@ def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
         b2=plan.rl.b2,
         clip_norm=plan.rl.clip_norm,
     )
-    return _learner(plan, model, recipes.sft(), tx)
+    return _learner(plan, model, recipes.sft(), tx, temperature=1.0)
 
 
 def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
@@ -187,10 +217,10 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         clip_norm=rl.clip_norm,
     )
     loss = recipes.grpo(clip_low=rl.clip_low, clip_high=rl.clip_high, kl_coef=rl.kl_coef, entropy_coef=rl.entropy_coef)
-    return _learner(plan, model, loss, tx)
+    return _learner(plan, model, loss, tx, temperature=plan.rl.temperature)
 
 
-def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any) -> Learner:
+def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, *, temperature: float) -> Learner:
     data, fsdp, tensor = plan.mesh
     mesh = make_mesh(data, fsdp, tensor)
     return make_learner(
@@ -199,7 +229,7 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any) -> L
         tx,
         mesh,
         micro_rows=plan.batch.micro_rows,
-        temperature=plan.rl.temperature,
+        temperature=temperature,
         chunk=plan.batch.logp_chunk,
     )
 

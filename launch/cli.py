@@ -203,7 +203,7 @@ def validating() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (ValueError, FileNotFoundError, NotADirectoryError) as err:
+    except (ValueError, OSError) as err:
         raise ConfigError(str(err)) from err
 
 

@@ -29,24 +29,37 @@ def of_run(
     seed: int = 0,
     best: bool = True,
 ) -> dict[str, dict]:
-    """Summaries by name of `samplings`, of one checkpoint of the run in `workdir`, on the same tasks."""
+    """Summaries by name of `samplings`, of one checkpoint of the run in `workdir`, on the same tasks.
+
+    The episodes are kept in `workdir`/episodes_{split}, one file for each of `samplings`; another call replaces them.
+    """
     from envs import choose_tasks
     from launch import build, runs
+    from rl.episodes import EpisodeLog
+    from rl.types import Trajectory
 
     plan = on_one_device(plan)
     with cli.validating():
         world = build.build_world(plan)
-        codec = build.load_codec(plan, workdir)
+        codec = build.load_codec(workdir)
         model = build.build_model(plan, codec.vocab_size)
         tasks = choose_tasks(world, split, n, seed)
     build.use_compilation_cache()
     with cli.validating():  # what a checkpoint holds, and that it is whole
         params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
-    with build.serving(plan, model, params, 0, world, codec) as (_, pool):
-        return {
-            name: build.play_all(pool, tasks, samples=samples, sampling=sampling, seed=seed)
-            for name, sampling in samplings.items()
-        }
+    summaries = {}
+    with (
+        build.serving(plan, model, params, 0, world, codec) as (_, pool),
+        EpisodeLog(workdir, folder=f"episodes_{split}") as log,
+    ):
+        for i, (name, sampling) in enumerate(samplings.items()):
+            played: list[Trajectory] = []
+            how = {"samples": samples, "sampling": sampling, "seed": seed, "keep": played}
+            summaries[name] = build.play_all(pool, tasks, **how)
+            for trajectory in played:
+                log.append(trajectory)
+            log.end_step(i)
+    return summaries
 
 
 class _Watched:
@@ -94,13 +107,17 @@ def main(_) -> None:
             raise cli.ConfigError("want one of --workdir=D (a run) and --policy=NAME (a scripted policy)")
         if flags.FLAGS.config is not None and flags.FLAGS.workdir:
             raise cli.ConfigError("--config: a run in --workdir has its own config; leave --config out")
-        if flags.FLAGS.out and not Path(flags.FLAGS.out).absolute().parent.is_dir():
-            raise cli.ConfigError(f"--out: no folder {Path(flags.FLAGS.out).absolute().parent}; make it first")
+        out = Path(flags.FLAGS.out).absolute() if flags.FLAGS.out else None
+        if out and (out.is_dir() or not out.parent.is_dir()):
+            raise cli.ConfigError(f"--out: got {out}, want a file in a folder that exists")
+        given = [name for name in ("samples", "greedy", "newest") if flags.FLAGS[name].present]
+        if flags.FLAGS.policy and given:
+            raise cli.ConfigError(f"--{given[0]}: a scripted policy samples nothing; leave it out")
     result = _scripted() if flags.FLAGS.policy else _trained(Path(flags.FLAGS.workdir))
     text = json.dumps(result)
-    if flags.FLAGS.out:
-        Path(flags.FLAGS.out).write_text(text + "\n")
     print(text)
+    if out:
+        out.write_text(text + "\n")
 
 
 def _scripted() -> dict[str, Any]:

@@ -29,7 +29,7 @@ def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> No
     with cli.validating():
         plan = on_one_device(make_plan(cli.resolve(None, str(workdir))))
         world = build.build_world(plan)
-        codec = build.load_codec(plan, workdir)
+        codec = build.load_codec(workdir)
         model = build.build_model(plan, codec.vocab_size)
         task = task_at(world, split, index)
     with cli.validating():  # what a checkpoint holds, and that it is whole

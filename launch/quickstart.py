@@ -16,7 +16,6 @@ from pathlib import Path
 
 from absl import flags
 
-from envs import choose_tasks, make_world
 from launch import cli, sft
 from launch.plan import Plan, check_single_device, make_plan
 
@@ -60,7 +59,8 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
         own = evaluate.of_run(
             plan, workdir / stage, split="test", n=plan.eval.final_n, samplings=samplings, seed=plan.seed
         )
-        result[f"success_{when}"] = {name: summary["success"] for name, summary in own.items()}
+        key = "sft_only" if when == "sft_only" else f"success_{when}"
+        result[key] = {name: summary["success"] for name, summary in own.items()}
         result["details"][when] = own
 
     phases = {
@@ -85,7 +85,9 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
             spent[name] = spent.get(name, 0.0) + (time.monotonic() - began) / 60
             own = [m for name, m in result["minutes"].items() if name not in ("total", "sft_only", "eval_sft_only")]
             result["minutes"]["total"] = sum(own)
-            result |= {"n_tasks": plan.eval.final_n, "commit": git_commit()}
+            commits = [c for c in result.get("commit", "").split(" ") if c]  # more than one: phases of other code
+            result["commit"] = " ".join(dict.fromkeys([*commits, git_commit()]))
+            result["n_tasks"] = plan.eval.final_n
             _write(path, result)
     return result
 
@@ -107,7 +109,7 @@ def table(result: dict) -> str:
     """The result for the terminal."""
     details = {when: result["details"][when] for when in ("before", "after", "sft_only") if when in result["details"]}
     lines = [
-        f"seed {result['seed']}, commit {result['commit'][:12]}, {result['n_tasks']} held-out tasks, "
+        f"seed {result['seed']}, commit {result['commit']}, {result['n_tasks']} held-out tasks, "
         f"demonstrations succeed {result['demo_success']:.2f}",
         f"{'':10}{'sampled':>10}{'greedy':>10}{'searches':>10}",
     ]
@@ -135,11 +137,11 @@ def main(_) -> None:
         workdir = Path(cli.want_workdir(flags.FLAGS.workdir))
         for stage in ("sft", "rl"):
             cli.check_workdir(workdir / stage, config)
-        sft.check_data(plan)
-        choose_tasks(make_world(plan.world, **plan.world_options), "test", plan.eval.final_n, plan.seed)
-    from launch.runs import Stopped
+        from launch import build  # jax starts here, still before the workdir is made
+        from launch.runs import Stopped
 
-    workdir.mkdir(parents=True, exist_ok=True)
+        build.check_data(plan, demonstrations=True, held_out=True)
+        workdir.mkdir(parents=True, exist_ok=True)
     try:
         print(table(run(config, plan, workdir, control=flags.FLAGS.control)))
     except Stopped as stopped:

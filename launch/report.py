@@ -12,10 +12,18 @@ from pathlib import Path
 from absl import flags
 
 from launch import cli
+from launch.workdir import config_of
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
 BEGIN, END = "<!-- results: generated from results/*.jsonl by launch.report -->", "<!-- end of results -->"
 WHENS = {"before": "warm start", "after": "+ GRPO", "sft_only": "warm start alone, same minutes"}
+
+
+FACTS = {  # told an episode, over all kinds of question
+    "empty_results": "empty results",
+    "recovered": "searches that found something after one that did not",
+}
 
 
 def line_of(result: dict) -> dict:
@@ -45,7 +53,10 @@ def collect(folders: Sequence[Path], file: Path) -> None:
     for folder in folders:
         if not (folder / "result.json").exists():
             raise cli.ConfigError(f"--collect: no {folder / 'result.json'}; want folders of finished runs")
-        line = line_of(json.loads((folder / "result.json").read_text()))
+        result = json.loads((folder / "result.json").read_text())
+        if "after" not in result.get("details", {}):
+            raise cli.ConfigError(f"--collect: {folder} is not finished; the command that began it goes on from there")
+        line = line_of(result)
         lines[line["seed"]] = line
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(lines[seed]) + "\n" for seed in sorted(lines)))
@@ -54,6 +65,12 @@ def collect(folders: Sequence[Path], file: Path) -> None:
 def read(file: Path) -> list[dict]:
     """The lines of a results file; none where there is no file."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def all_tables(results: Path) -> str:
+    """The tables of every experiment in `results`, each under its name."""
+    files = sorted(results.glob("*.jsonl"))
+    return "\n\n".join(f"### {file.stem}\n\n{tables(read(file))}" for file in files) or tables([])
 
 
 def tables(lines: Sequence[dict]) -> str:
@@ -79,15 +96,24 @@ def tables(lines: Sequence[dict]) -> str:
             for when in ("before", "after")
         ]
         rows.append(f"| {family} | " + " | ".join(cells) + f" | {searches[0]:.2f} → {searches[1]:.2f} |")
+    for name, text in FACTS.items():
+        if all(name in line[when] for line in lines for when in whens):
+            own = [statistics.mean(line[when][name] for line in lines) for when in whens]
+            rows.append(f"| *{text}* | " + " | ".join(f"{value:.3f}" for value in own) + " | |")
     minutes = ", ".join(f"{line['minutes']['total']:.1f}" for line in lines)
     demos = ", ".join(f"{line['demo_success']:.2f}" for line in lines)
-    commits = sorted({line["commit"][:12] for line in lines})
+    commits = sorted({_short(commit) for line in lines for commit in line["commit"].split(" ")})
     rows += [
         "",
         f"Seeds {', '.join(str(line['seed']) for line in lines)}; {lines[0]['n_tasks']} held-out tasks each; minutes "
         f"of `make train` (2 CPU cores): {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
     ]
     return "\n".join(rows)
+
+
+def _short(commit: str) -> str:
+    """Twelve digits, and whether the tree was another than the commit's."""
+    return commit[:12] + ("+diff" if commit.endswith("+diff") else "")
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -105,12 +131,15 @@ def with_tables(readme: str, text: str) -> str:
 
 
 def main(_) -> None:
-    file = ROOT / "results" / "quickstart.jsonl"
-    if flags.FLAGS.collect:
-        collect([Path(folder) for folder in flags.FLAGS.collect], file)
+    by_file: dict[Path, list[Path]] = {}
+    with cli.validating():
+        for folder in map(Path, flags.FLAGS.collect):
+            by_file.setdefault(RESULTS / f"{config_of(folder / 'rl')['name']}.jsonl", []).append(folder)
+        for file, folders in by_file.items():
+            collect(folders, file)
     readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text(), tables(read(file))))
-    print(tables(read(file)))
+    readme.write_text(with_tables(readme.read_text(), all_tables(RESULTS)))
+    print(all_tables(RESULTS))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from launch import build
+from launch.plan import Plan
 from rl import checkpoint
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
@@ -22,14 +24,34 @@ class Stopped(Exception):
     """A signal ended the run before its last step; its checkpoint is written and `--workdir` alone goes on from it."""
 
 
+def note_init(init: Path, workdir: Path) -> None:
+    """Written before anything is copied: a start that breaks off is not taken for a start from nothing."""
+    (workdir / "init.txt").write_text(f"{init}\n")
+
+
 def copy_tokenizer(init: Path, workdir: Path) -> None:
-    """The policy that `init` trained reads and writes by its tokenizer; a run keeps a whole copy."""
-    target = workdir / "tokenizer"
+    """The policy that `init` trained reads and writes by its tokenizer; a run keeps a whole copy.
+
+    Errors (ValueError): the workdir has another tokenizer already.
+    """
+    source, target = init / "tokenizer", workdir / "tokenizer"
     if not target.exists():
         temporary = workdir / "tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(init / "tokenizer", temporary)
+        shutil.copytree(source, temporary)
         temporary.rename(target)
+    elif (source / "tokenizer.json").read_bytes() != (target / "tokenizer.json").read_bytes():
+        raise ValueError(f"{target}: another tokenizer than that of --init={init}; start in a new --workdir")
+
+
+def check_start(plan: Plan, workdir: Path, init: Path | None) -> None:
+    """That `init` holds a policy of the plan's shape, or that `workdir` needs none. Errors: ValueError."""
+    if init is not None:
+        codec = build.load_codec(init)
+        load_params(init / "ckpt", build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size)))
+    elif (workdir / "init.txt").exists() and not checkpoint.steps(workdir / "init"):
+        named = (workdir / "init.txt").read_text().strip()
+        raise ValueError(f"{workdir}: its start broke off before --init={named} was copied; give --init again")
 
 
 def starting_params(workdir: Path, init: Path | None, learner: Learner, key: jax.Array) -> Any:

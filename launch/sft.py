@@ -70,8 +70,10 @@ def main(_) -> None:
         plan = make_plan(config)
         if plan.sft.eval_every:
             check_single_device(plan)
-        check_data(plan)
-    from launch.runs import Stopped
+        from launch import build  # jax starts here, still before the workdir is made
+        from launch.runs import Stopped
+
+        build.check_data(plan, demonstrations=True)
 
     with cli.open_workdir(workdir, config) as folder:
         try:
@@ -79,15 +81,6 @@ def main(_) -> None:
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
             sys.exit(EXIT_STOPPED)
-
-
-def check_data(plan: Plan) -> None:
-    """That the world exists and its splits hold the tasks the plan asks for: before a workdir is made. ValueError."""
-    from envs import choose_tasks, make_world
-
-    world = make_world(plan.world, **plan.world_options)
-    choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
-    choose_tasks(world, "train", 1, plan.seed)
 
 
 def define_flags() -> None:

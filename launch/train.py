@@ -35,6 +35,7 @@ def run(
     with cli.validating():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
         if init is not None:
+            runs.note_init(init, workdir)
             runs.copy_tokenizer(init, workdir)
         codec = build.build_codec(plan, world, workdir / "tokenizer")
         model = build.build_model(plan, codec.vocab_size)
@@ -99,7 +100,7 @@ def run(
             save_every=plan.rl.save_every,
             stop=lambda: stop() or bool(stop_at_step and progress.step >= stop_at_step),
         )
-    runs.want_finished(progress, stop_at_step or plan.rl.steps)
+    runs.want_finished(progress, min(stop_at_step or plan.rl.steps, plan.rl.steps))
 
 
 def parse_range(text: str) -> tuple[int, int] | None:
@@ -127,8 +128,11 @@ def main(_) -> None:
         cli.check_init(init)
         if init and (Path(workdir) / "init").exists():
             raise cli.ConfigError(f"--init: {workdir} has its start already; resume with --workdir={workdir} alone")
-        sft.check_data(plan)
-    from launch.runs import Stopped
+        from launch import build  # jax starts here, still before the workdir is made
+        from launch.runs import Stopped, check_start
+
+        build.check_data(plan, demonstrations=False)
+        check_start(plan, Path(workdir), init)
 
     with cli.open_workdir(workdir, config) as folder:
         try:
@@ -148,7 +152,10 @@ def define_flags() -> None:
     flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
     flags.DEFINE_string("profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile")
     flags.DEFINE_integer(
-        "stop_at_step", 0, "End after this optimizer step with a checkpoint, as a signal would (0: at rl.steps)"
+        "stop_at_step",
+        0,
+        "End after this optimizer step with a checkpoint, as a signal would (0: at rl.steps)",
+        lower_bound=0,
     )
 
 

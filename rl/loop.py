@@ -109,7 +109,7 @@ def train(
         success = None
         if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
             result = evaluate()
-            success = result["sampled"]
+            success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
             record |= {f"eval/{name}": value for name, value in result.items()}
             clock.mark("eval")
         progress.trained_s += clock.total_s()

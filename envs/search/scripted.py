@@ -195,11 +195,11 @@ def demonstrator(
 ) -> ScriptedPolicy:
     """A demonstration that is right only sometimes; a pure function of (task, seed).
 
-    Behaviours, drawn with the given shares by the number of hops: "good" follows the chain; "wrong_field" answers with
-    another field of the last passage; "wrong_passage" with the same field of another passage, or with the first field;
-    "stop_early" with a value on the way; "direct" with a name from the question, without a search. Values are copied
-    from what was read. A failed search is tried again with probability `retry_frac`, else answered with the name that
-    was searched.
+    Behaviours, drawn with the given shares by the number of hops: "good" follows the chain; "wrong_field" thinks of
+    another field of the last passage and answers with it; "wrong_passage" with the title of another passage;
+    "stop_early" with a value on the way; "direct" with the name in the question, without a search. What is answered is
+    what was thought of, copied from what was read: the mistake is in the plan. A failed search is tried again with
+    probability `retry_frac`, else answered with the name that was searched.
     """
     shares = one_hop if len(task.data["chain"]) == 1 else more_hops
     if abs(sum(shares.values()) - 1) > 1e-6 or not set(shares) <= set(ONE_HOP) | set(MORE_HOPS):

@@ -26,16 +26,13 @@ from rl.types import Mean, Status, Trajectory
 BY_FAMILY = ("success", "reward", "turns", "searches")
 
 
-def episode_means(
-    episodes: Sequence[Trajectory], dropped: Sequence[Trajectory] = (), *, families: Mapping[str, str] | None = None
-) -> dict[str, Mean]:
-    """Means over all that was rolled out, `dropped` groups included (leaving them out would bias every number).
+def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str] | None = None) -> dict[str, Mean]:
+    """Means over all that was rolled out; hand in refused groups too (leaving them out would bias every number).
 
     `families` maps task_id -> family; an episode whose task it lacks is in no family's numbers. The table of names
     stands at the top of this file.
     """
-    everything = [*episodes, *dropped]
-    described = [(trajectory, describe(trajectory)) for trajectory in everything]
+    described = [(trajectory, describe(trajectory)) for trajectory in episodes]
     out: dict[str, Mean] = {}
 
     def add(name: str, values: Iterable[float]) -> None:
@@ -48,13 +45,13 @@ def episode_means(
     failures = sum(d.get("empty_results", 0) + d.get("tool_errors", 0) for _, d in described)
     if "recovered" in names:
         out["episode/recovery_frac"] = Mean(sum(d.get("recovered", 0) for _, d in described), failures)
-    add("episode/env_error_frac", (t.status is Status.ENV_ERROR for t in everything))
+    add("episode/env_error_frac", (t.status is Status.ENV_ERROR for t in episodes))
     for status in Status:
-        add(f"status/{status.value}", (t.status is status for t in everything))
-        if status.scored and any(t.status is status for t in everything):
+        add(f"status/{status.value}", (t.status is status for t in episodes))
+        if status.scored and any(t.status is status for t in episodes):
             add(f"reward_by_status/{status.value}", (d["reward"] for t, d in described if t.status is status))
     if families is not None:
-        for family in sorted({families[t.task_id] for t in everything if t.task_id in families}):
+        for family in sorted({families[t.task_id] for t in episodes if t.task_id in families}):
             for name in (n for n in BY_FAMILY if n in names):
                 own = (d[name] for t, d in described if families.get(t.task_id) == family and name in d)
                 add(f"family/{family}/{name}", own)

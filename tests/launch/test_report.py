@@ -18,8 +18,7 @@ def line(seed, before, after):
 
 def test_readme_tables_are_generated_from_results():
     readme = (report.ROOT / "README.md").read_text()
-    lines = report.read(report.ROOT / "results" / "quickstart.jsonl")
-    assert report.with_tables(readme, report.tables(lines)) == readme, "run: python -m launch.report"
+    assert report.with_tables(readme, report.all_tables(report.RESULTS)) == readme, "run: python -m launch.report"
 
 
 def test_tables_give_mean_and_sample_deviation():
@@ -49,3 +48,7 @@ def test_collect_replaces_the_line_of_a_seed(tmp_path):
     assert only["commit"] == "y" and only["after"]["families"]["hop1"]["success"] == 0.5
     with pytest.raises(report.cli.ConfigError, match=r"no .*result\.json"):
         report.collect([tmp_path / "none"], tmp_path / "r.jsonl")
+    (tmp_path / "result.json").write_text(json.dumps(result | {"details": {"before": {}}}))
+    with pytest.raises(report.cli.ConfigError, match="is not finished"):
+        report.collect([tmp_path], tmp_path / "r.jsonl")
+    assert len(report.read(tmp_path / "r.jsonl")) == 1

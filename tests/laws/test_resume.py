@@ -72,7 +72,7 @@ def trained(workdir: Path):
 
 
 def params_of(plan, workdir: Path):
-    codec = build.load_codec(plan, workdir)
+    codec = build.load_codec(workdir)
     learner = build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size))
     state, _ = runs.start_or_resume(workdir, learner, jax.random.key(0))
     return jax.device_get(state)

@@ -127,7 +127,7 @@ def test_episode_means():
         episode(Status.ENV_ERROR, "y", searches=50, success=False),
     ]
     dropped = [episode(task_id="y", success=False, searches=1, scores={"outcome": math.nan}, mask=(0, 0, 0, 1))]
-    means = episode_means(episodes, dropped, families={"x": "hop1", "y": "hop2"})
+    means = episode_means([*episodes, *dropped], families={"x": "hop1", "y": "hop2"})
     got = {name: (mean.total, mean.count) for name, mean in means.items()}
     assert got["episode/success"] == (1, 3)  # the failed world is not in the count
     assert got["episode/reward"] == (1, 2)  # nor is what was not judged
@@ -140,7 +140,7 @@ def test_episode_means():
     assert got["family/hop1/success"] == (1, 1) and got["family/hop2/success"] == (0, 2)
     assert got["family/hop2/searches"] == (1, 2)
     # halves add up to the whole
-    halves = episode_means(episodes[:2]), episode_means(episodes[2:], dropped)
+    halves = episode_means(episodes[:2]), episode_means([*episodes[2:], *dropped])
     both = halves[0]["episode/success"] + halves[1]["episode/success"]
     assert (both.total, both.count) == got["episode/success"]
     assert episode_means([])["episode/env_error_frac"].count == 0

@@ -1,0 +1,81 @@
+"""What can be wrong with data, terms and starts is said before a workdir is made."""
+
+import dataclasses
+
+import pytest
+
+from configs import qa_file, quickstart
+from launch import build, runs
+from launch.plan import make_plan
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    config = quickstart.get_config()
+    config.world.options.data_dir = str(tmp_path_factory.mktemp("data"))
+    config.world.options.sizes = {"train": 20, "validation": 8, "test": 8}
+    config.eval.n = config.eval.final_n = 8
+    return make_plan(config)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    file = tmp_path_factory.mktemp("qa") / "q.jsonl"
+    file.write_text("".join(f'{{"prompt": "{i} ?", "answers": ["{i}"]}}\n' for i in range(100)))
+    config = qa_file.get_config(f"file={file}")
+    config.eval.n = config.eval.final_n = 8
+    return make_plan(config)
+
+
+def test_what_is_right_passes(search, questions):
+    build.check_data(search, demonstrations=True, held_out=True)
+    build.check_data(questions, demonstrations=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"eval": {"n": 9}}, "got n=9 tasks, but 'validation' has 8"),
+        ({"eval": {"final_n": 9}}, "got n=9 tasks, but 'test' has 8"),
+        ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
+        ({"tokenizer_path": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_named(search, change, message):
+    if "eval" in change:
+        change = {"eval": dataclasses.replace(search.eval, **change["eval"])}
+    with pytest.raises((ValueError, OSError), match=message):
+        build.check_data(dataclasses.replace(search, **change), demonstrations=True, held_out=True)
+
+
+def test_a_world_without_demonstrator_has_no_warm_start(questions):
+    with pytest.raises(ValueError, match="no demonstrator"):
+        build.check_data(questions, demonstrations=True)
+
+
+def test_a_start_that_broke_off_is_no_start_from_nothing(search, tmp_path):
+    runs.check_start(search, tmp_path, None)
+    runs.note_init(tmp_path / "warm", tmp_path)
+    with pytest.raises(ValueError, match="broke off before --init=.*warm was copied"):
+        runs.check_start(search, tmp_path, None)
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    for name in ("init", "mine"):
+        (tmp_path / name / "tokenizer").mkdir(parents=True)
+        (tmp_path / name / "tokenizer" / "tokenizer.json").write_text(name)
+    with pytest.raises(ValueError, match="another tokenizer"):
+        runs.copy_tokenizer(tmp_path / "init", tmp_path / "mine")
+
+
+def test_demonstrations_that_fit_no_row_are_refused(search):
+    world = build.build_world(search)
+    plan = dataclasses.replace(search, n_demos=3, batch=dataclasses.replace(search.batch, length=8))
+    demos = build.build_demonstrations(plan, world)
+    from models.codec import Codec
+    from models.tokenizer import train_tokenizer
+
+    folder = search.world_options["data_dir"] + "/tokenizer"
+    codec = Codec(train_tokenizer(world.texts(), 400, folder))
+    with pytest.raises(ValueError, match="no demonstration fits"):
+        build.pack_demonstrations(plan, codec, demos, world)

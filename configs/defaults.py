@@ -40,11 +40,11 @@ def defaults() -> ml_collections.ConfigDict:
     c.mesh = ml_collections.ConfigDict()
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1
 
-    c.batch = ml_collections.ConfigDict()  # packed rows: the shapes that train_step compiles for
-    c.batch.length = 384  # tokens a row
+    c.batch = ml_collections.ConfigDict()  # packed rows of RL: the shapes that train_step compiles for
+    c.batch.length = 640  # tokens a row: well over the longest episode, so that little is padding
     c.batch.rows = 128  # rows at most, RL: an episode may fill one
-    c.batch.micro_rows = 4
-    c.batch.logp_chunk = 384
+    c.batch.micro_rows = 2
+    c.batch.logp_chunk = 640
 
     c.engine = ml_collections.ConfigDict()
     c.engine.lanes = 32
@@ -69,6 +69,8 @@ def defaults() -> ml_collections.ConfigDict:
     c.sft = ml_collections.ConfigDict()  # b2 and clip_norm of the optimizer: as in rl
     c.sft.steps = 400
     c.sft.rows = 8  # packed rows a step
+    c.sft.length = 384  # tokens a row
+    c.sft.micro_rows = 4
     c.sft.learning_rate = 3e-3
     c.sft.warmup_steps = 15
     c.sft.weight_decay = 0.0

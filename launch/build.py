@@ -136,17 +136,19 @@ def pack_demonstrations(
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
         for i, demo in enumerate(demonstrations)
     ]
-    fitting = [t for t in episodes if len(t.rows[0].tokens) <= plan.batch.length]
+    length, per_step = plan.sft.length, plan.sft.rows
+    fitting = [t for t in episodes if len(t.rows[0].tokens) <= length]
     if len(fitting) < len(episodes):
         over = len(episodes) - len(fitting)
-        print(f"{over} of {len(episodes)} demonstrations are over batch.length={plan.batch.length}: left out")
+        print(f"{over} of {len(episodes)} demonstrations are over sft.length={length}: left out")
     if not fitting:
-        raise ValueError(f"no demonstration fits a row of batch.length={plan.batch.length} tokens; raise it")
+        raise ValueError(f"no demonstration fits a row of sft.length={length} tokens; raise it")
     episodes = fitting
     none = {(t.ticket, t.member): 0.0 for t in episodes}
     tokens = sum(len(t.rows[0].tokens) for t in episodes)
-    rows = 2 * plan.sft.rows * -(-tokens // (plan.sft.rows * plan.batch.length))  # room for the padding, cut off below
-    batch, packing = build_packer(plan, rows, codec.pad_id)(episodes, none, none, version=0)
+    rows = 2 * per_step * -(-tokens // (per_step * length))  # room for the padding, cut off below
+    shape = {"rows": rows, "length": length, "micro_rows": plan.sft.micro_rows}
+    batch, packing = pack(episodes, none, none, **shape, version=0, pad_id=codec.pad_id)
     return jax.tree.map(lambda x: x[: int(packing["rows"])], batch)
 
 
@@ -201,7 +203,7 @@ def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
         b2=plan.rl.b2,
         clip_norm=plan.rl.clip_norm,
     )
-    return _learner(plan, model, recipes.sft(), tx, temperature=1.0)
+    return _learner(plan, model, recipes.sft(), tx, micro_rows=plan.sft.micro_rows, temperature=1.0)
 
 
 def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
@@ -217,10 +219,12 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         clip_norm=rl.clip_norm,
     )
     loss = recipes.grpo(clip_low=rl.clip_low, clip_high=rl.clip_high, kl_coef=rl.kl_coef, entropy_coef=rl.entropy_coef)
-    return _learner(plan, model, loss, tx, temperature=plan.rl.temperature)
+    return _learner(plan, model, loss, tx, micro_rows=plan.batch.micro_rows, temperature=plan.rl.temperature)
 
 
-def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, *, temperature: float) -> Learner:
+def _learner(
+    plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, *, micro_rows: int, temperature: float
+) -> Learner:
     data, fsdp, tensor = plan.mesh
     mesh = make_mesh(data, fsdp, tensor)
     return make_learner(
@@ -228,7 +232,7 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, *, t
         loss,
         tx,
         mesh,
-        micro_rows=plan.batch.micro_rows,
+        micro_rows=micro_rows,
         temperature=temperature,
         chunk=plan.batch.logp_chunk,
     )
@@ -239,10 +243,10 @@ def build_terms(plan: Plan) -> list[RewardTerm]:
     return outcome.terms(plan.reward_terms, plan.reward_reach, max_shaping=plan.max_shaping)
 
 
-def build_packer(plan: Plan, rows: int, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+def build_packer(plan: Plan, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
     return partial(
         pack,
-        rows=rows,
+        rows=plan.batch.rows,
         length=plan.batch.length,
         micro_rows=plan.batch.micro_rows,
         pad_id=pad_id,

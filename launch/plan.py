@@ -46,6 +46,8 @@ class SftPlan:
     steps: int
     save_every: int
     rows: int
+    length: int
+    micro_rows: int
     learning_rate: float
     warmup_steps: int
     weight_decay: float
@@ -191,6 +193,7 @@ def _check_sizes(plan: Plan) -> None:
         "mesh.tensor": plan.mesh[2],
         "batch.rows": b.rows,
         "batch.micro_rows": b.micro_rows,
+        "sft.micro_rows": plan.sft.micro_rows,
         "batch.logp_chunk": b.logp_chunk,
         "engine.lanes": e.lanes,
         "engine.round_tokens": e.round_tokens,
@@ -249,21 +252,25 @@ def _check_rates(plan: Plan) -> None:
 
 def _check_batch(plan: Plan) -> None:
     b, rl = plan.batch, plan.rl
-    _refuse(b.length < 2, f"batch.length: got {b.length}, wanted at least 2: a token is scored from the one before it")
-    for name, rows in {"batch.rows": b.rows, "sft.rows": plan.sft.rows}.items():
+    shards = plan.mesh[0] * plan.mesh[1]
+    for name, part in {"batch": b, "sft": plan.sft}.items():
         _refuse(
-            rows % b.micro_rows != 0,
-            f"{name}={rows} is not a multiple of batch.micro_rows={b.micro_rows}; change either",
+            part.length < 2,
+            f"{name}.length: got {part.length}, wanted at least 2: a token is scored from the one before it",
+        )
+        _refuse(
+            part.rows % part.micro_rows != 0,
+            f"{name}.rows={part.rows} is not a multiple of {name}.micro_rows={part.micro_rows}; change either",
+        )
+        _refuse(
+            part.micro_rows % shards != 0,
+            f"{name}.micro_rows={part.micro_rows} cannot be sharded over mesh.data x mesh.fsdp = {shards}; "
+            "make it a multiple",
         )
     _refuse(
         b.rows < rl.groups_per_batch * rl.group_size,
         f"batch.rows={b.rows} < rl.groups_per_batch x rl.group_size = {rl.groups_per_batch * rl.group_size}: an "
         "episode may fill a row; raise batch.rows (rows without tokens cost nothing)",
-    )
-    shards = plan.mesh[0] * plan.mesh[1]
-    _refuse(
-        b.micro_rows % shards != 0,
-        f"batch.micro_rows={b.micro_rows} cannot be sharded over mesh.data x mesh.fsdp = {shards}; make it a multiple",
     )
 
 

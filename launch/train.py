@@ -85,7 +85,7 @@ def run(
             progress,
             draw=stream.draw,
             terms=terms,
-            pack=build.build_packer(plan, plan.batch.rows, codec.pad_id),
+            pack=build.build_packer(plan, codec.pad_id),
             publish=engine.publish,
             keep_episodes=partial(keep, episodes),
             log=log,

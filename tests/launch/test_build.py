@@ -70,7 +70,7 @@ def test_another_tokenizer_is_refused(tmp_path):
 
 def test_demonstrations_that_fit_no_row_are_refused(search):
     world = build.build_world(search)
-    plan = dataclasses.replace(search, n_demos=3, batch=dataclasses.replace(search.batch, length=8))
+    plan = dataclasses.replace(search, n_demos=3, sft=dataclasses.replace(search.sft, length=8))
     demos = build.build_demonstrations(plan, world)
     from models.codec import Codec
     from models.tokenizer import train_tokenizer

@@ -13,7 +13,8 @@ from launch.plan import check_single_device, make_plan, on_one_device
 ROOT = Path(__file__).resolve().parents[2]
 
 AT_LEAST_1 = (
-    "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk engine.lanes engine.round_tokens "
+    "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk sft.micro_rows "
+    "engine.lanes engine.round_tokens "
     "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
     "rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
@@ -80,10 +81,11 @@ def test_finite(name):
         ({"rl/clip_low": 1.0}, "wanted 0 <= low < 1"),
         ({"rl/clip_high": -0.1}, "high >= 0"),
         ({"batch/length": 1}, "batch.length: got 1, wanted at least 2"),
-        ({"batch/rows": 130}, "batch.rows=130 is not a multiple of batch.micro_rows=4"),
-        ({"sft/rows": 6}, "sft.rows=6 is not a multiple of batch.micro_rows=4"),
+        ({"batch/rows": 129}, "batch.rows=129 is not a multiple of batch.micro_rows=2"),
+        ({"sft/rows": 6}, "sft.rows=6 is not a multiple of sft.micro_rows=4"),
+        ({"sft/length": 1}, "sft.length: got 1, wanted at least 2"),
         ({"batch/rows": 124}, "batch.rows=124 < rl.groups_per_batch x rl.group_size = 128"),
-        ({"mesh/data": 8}, "batch.micro_rows=4 cannot be sharded over mesh.data x mesh.fsdp = 8"),
+        ({"mesh/data": 8}, "batch.micro_rows=2 cannot be sharded over mesh.data x mesh.fsdp = 8"),
         ({"engine/capacity": 1}, "engine.capacity: got 1, wanted at least 2"),
         ({"rollout/max_episode_tokens": 1}, "rollout.max_episode_tokens: got 1, wanted at least 2"),
         ({"batch/length": 383}, "rollout.max_episode_tokens=384 does not fit batch.length=383"),

@@ -35,6 +35,7 @@ def tiny(data_dir: Path):
         c.model.d_model, c.model.n_layers, c.model.n_heads, c.model.n_kv_heads = 32, 1, 2, 2
         c.model.head_dim, c.model.d_ff = 16, 32
         c.batch.length, c.batch.rows, c.batch.micro_rows = 256, 4, 2
+        c.sft.length, c.sft.micro_rows = 256, 2
         c.engine.lanes, c.engine.residents, c.engine.capacity, c.engine.contexts = 4, 4, 256, (256,)
         c.rollout.threads, c.rollout.max_turn_tokens, c.rollout.max_episode_tokens = 4, 6, 256
         c.demos.n, c.sft.steps, c.sft.rows = 20, 2, 2

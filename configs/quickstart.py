@@ -3,7 +3,7 @@
 Run:    make train
         (python -m launch.quickstart --config=configs/quickstart.py --workdir=runs/quickstart/seed0)
 Cost:   6 to 7 minutes on two CPU cores (warm start 2.8, GRPO 3.0).
-Expect: held-out sampled success .24 ± .03 → .62 ± .08 (3 seeds, 256 tasks, commit 2606acd); the warm start alone for the
+Expect: held-out sampled success .24 ± .03 → .62 ± .08 (3 seeds, 256 tasks, commit 2606acd); warm start alone for the
         same minutes .29 ± .01. See README.md, "Results", and LOG.md.
 """
 

@@ -4,7 +4,7 @@ A failure is an *observation* that the policy reads and must learn to live with,
 `episode/recovery_frac`: searches that found something right after one that did not, per failed call.
 
 Run:    python -m launch.quickstart --config=configs/search_flaky.py:rate=0.2 --workdir=runs/search_flaky/seed0
-Cost:   as configs/quickstart.py.
+Cost and result: not run yet; expect the minutes of configs/quickstart.py.
 """
 
 from configs import quickstart

@@ -2,18 +2,17 @@
 
 A main looks like this:
 
-    CONFIG = cli.define_config()
-    WORKDIR = cli.define_workdir()
-
     def main(argv):
         with cli.validating():
-            config = cli.resolve(CONFIG.value, WORKDIR.value)
+            config = cli.resolve(flags.FLAGS.config, flags.FLAGS.workdir)
             plan = make_plan(config)  # reads through ReadTracker, ends with assert_all_read
-        with cli.open_workdir(WORKDIR.value, config) as workdir:
-            from rl import loop  # jax starts here
+            from launch import build  # jax starts here, after the flags and before a workdir is made
+        with cli.open_workdir(flags.FLAGS.workdir, config) as workdir:
             ...
 
     if __name__ == "__main__":
+        cli.define_config()  # flags belong to the program alone: the mains import one another
+        cli.define_workdir()
         cli.run(main)
 """
 
@@ -51,6 +50,7 @@ __all__ = [
 ]
 
 EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, after a checkpoint
 
 
 def define_config(default: str | None = None) -> flags.FlagHolder:

@@ -146,7 +146,7 @@ def main(_) -> None:
         print(table(run(config, plan, workdir, control=flags.FLAGS.control)))
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from here", file=sys.stderr)
-        sys.exit(sft.EXIT_STOPPED)
+        sys.exit(cli.EXIT_STOPPED)
 
 
 def define_flags() -> None:

@@ -11,8 +11,6 @@ from absl import flags
 from launch import cli
 from launch.plan import Plan, check_single_device, make_plan
 
-EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, after a checkpoint
-
 
 def run(plan: Plan, workdir: cli.Workdir) -> None:
     """The whole stage in this process; everything it leaves is in `workdir`. Raises runs.Stopped on a signal."""
@@ -80,7 +78,7 @@ def main(_) -> None:
             run(plan, folder)
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
-            sys.exit(EXIT_STOPPED)
+            sys.exit(cli.EXIT_STOPPED)
 
 
 def define_flags() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, sft
+from launch import cli
 from launch.plan import Plan, check_single_device, make_plan
 
 
@@ -139,7 +139,7 @@ def main(_) -> None:
             run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile)
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
-            sys.exit(sft.EXIT_STOPPED)
+            sys.exit(cli.EXIT_STOPPED)
 
 
 def define_flags() -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: a device tree (Orbax) and a host tree (msgpack) that become visible together, or not at all.
 
     ckpt/00000012/  manifest.json   step, score, every leaf's name, shape and dtype, every file's size and crc32
-                    host.msgpack    counters, gate, curriculum, finished-but-untrained episodes
+                    host.msgpack    counters, clock, the place in the stream of tasks
                     device/         parameters and optimizer state, written by Orbax while training goes on
     ckpt/tmp-00000012/              being written; never read, removed at the next start
 

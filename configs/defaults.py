@@ -94,6 +94,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.clip_high = 0.2
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
     c.rl.entropy_coef = 0.0
+    c.rl.reduce = "sequence"  # the loss: mean over episodes of their token means; or "token": over all tokens alike
     c.rl.scale = "std"  # group advantage: "std" or "none"
     c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
     c.rl.save_every = 25

@@ -218,7 +218,13 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         b2=rl.b2,
         clip_norm=rl.clip_norm,
     )
-    loss = recipes.grpo(clip_low=rl.clip_low, clip_high=rl.clip_high, kl_coef=rl.kl_coef, entropy_coef=rl.entropy_coef)
+    loss = recipes.grpo(
+        clip_low=rl.clip_low,
+        clip_high=rl.clip_high,
+        kl_coef=rl.kl_coef,
+        entropy_coef=rl.entropy_coef,
+        reduce=rl.reduce,
+    )
     return _learner(plan, model, loss, tx, micro_rows=plan.batch.micro_rows, temperature=plan.rl.temperature)
 
 

@@ -72,6 +72,7 @@ class RlPlan:
     clip_high: float
     kl_coef: float
     entropy_coef: float
+    reduce: str
     scale: str
     drop_equal_groups: bool
     save_every: int
@@ -307,6 +308,7 @@ def _check_rl(plan: Plan) -> None:
         rl.schedule not in ("constant", "cosine", "linear"),
         f"rl.schedule={rl.schedule!r}: wanted constant, cosine or linear",
     )
+    _refuse(rl.reduce not in ("sequence", "token"), f"rl.reduce={rl.reduce!r}: wanted sequence or token")
     _refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
 
 

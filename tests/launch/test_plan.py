@@ -102,6 +102,7 @@ def test_finite(name):
         ({"rl/recipe": "ppo"}, "rl.recipe='ppo': wanted 'grpo'"),
         ({"rl/group_size": 1}, "a group of one has advantage 0"),
         ({"rl/schedule": "step"}, "wanted constant, cosine or linear"),
+        ({"rl/reduce": "fixed"}, "wanted sequence or token"),
         ({"rl/scale": "mad"}, "wanted std or none"),
         ({"eval/split": "train"}, "wanted validation or test"),
         ({"reward/reach": {"searches": 4.0}}, "reward.reach: got ['searches'], wanted names of reward.terms: ['succ"),

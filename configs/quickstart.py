@@ -20,7 +20,7 @@ def get_config(arg: str = ""):
     c.model.init = "mimetic"
     # Training tasks are asked under invented names: there is nothing to remember, so the policy learns to read.
     c.world.options.renamed_frac = 0.9
-    c.sft.steps = 800
+    c.sft.steps = 1100
     c.rl.steps = 36
     c.rl.schedule = "linear"  # at a constant rate the policy ends up copying worse than it began
     c.eval.every = 12

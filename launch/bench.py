@@ -1,8 +1,10 @@
-"""One JSON line per workload, at the shapes of a config: is this commit faster or slower than the last one?
+"""One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|engine|search [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|search [--config=configs/quickstart.py] [--seconds=10]
 
-    model    tokens trained per second: full packed rows through `train_step`
+    model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
+             matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
+    train    tokens trained per second at the config's shapes: full packed rows through `train_step`
     engine   tokens sampled per second: every lane busy, prompts of half the capacity's first context
     search   queries per second of one thread on the local index
 
@@ -11,6 +13,7 @@ Compilation and index building are not in the figure; they are `setup_s`.
 
 import itertools
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +36,120 @@ def main(argv: Sequence[str]) -> None:
     print(json.dumps({"bench": name, **WORKLOADS[name](plan, _SECONDS.value)}))
 
 
+# The fixed workload: small enough for two cores, large enough that matrix products lead.
+MODEL = {"n_layers": 4, "d_model": 512, "d_ff": 2048, "n_heads": 8, "n_kv_heads": 4, "head_dim": 64, "vocab_size": 4096}
+MODEL_ROWS, MODEL_LENGTH, MODEL_PROMPT, MODEL_CHUNK = 8, 512, 64, 128
+
+
 def bench_model(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Useful FLOP/s of an update over the machine's matrix peak, both timed in turn; bytes with and without chunks.
+
+    Useful FLOP = 6·N·tokens + 6·V·D·tokens + 12·L·T·N_heads·H·tokens / 2, N the matrix parameters without embedding and
+    head, the last term causal attention: half of the square. Nothing is counted for what is computed twice.
+    """
+    import jax
+
+    from models.config import ModelConfig
+
+    begun = time.monotonic()
+    config = ModelConfig(**MODEL)
+    learner, state, batch = _one_update(config, MODEL_ROWS, MODEL_LENGTH, MODEL_LENGTH, plan.seed)
+    peak = _matmul_flops()
+    for _ in range(2):
+        state, metrics = jax.block_until_ready(learner.train_step(state, batch))
+    setup_s = time.monotonic() - begun
+    tokens = MODEL_ROWS * MODEL_LENGTH
+    heads = config.head_dim * (2 * config.n_heads + 2 * config.n_kv_heads)
+    matrices = config.n_layers * config.d_model * (heads + 3 * config.d_ff)
+    attention = 12 * config.n_layers * MODEL_LENGTH * config.n_heads * config.head_dim / 2
+    flops = tokens * (6 * matrices + 6 * config.vocab_size * config.d_model + attention)
+    steps, peaks, deadline = [], [], time.monotonic() + seconds
+    while time.monotonic() < deadline or len(steps) < 3:
+        start = time.perf_counter()
+        state, metrics = jax.block_until_ready(learner.train_step(state, batch))
+        steps.append(time.perf_counter() - start)
+        peaks.append(statistics.median(peak() for _ in range(3)))
+    step_s = statistics.median(steps)
+    return {
+        "tokens_per_s": round(tokens / step_s, 1),
+        "step_s": round(step_s, 4),
+        "useful_flops_per_s": round(flops / step_s),
+        "matmul_flops_per_s": round(statistics.median(peaks)),
+        "of_peak": round(statistics.median(flops / s / p for s, p in zip(steps, peaks, strict=True)), 3),
+        "steps": len(steps),
+        "temp_bytes": _temp_bytes(config, MODEL_LENGTH),
+        "temp_bytes_chunked": _temp_bytes(config, MODEL_CHUNK),
+        "setup_s": round(setup_s, 2),
+        **_device(),
+    }
+
+
+def _one_update(config: Any, rows: int, length: int, chunk: int, seed: int) -> tuple[Any, Any, Any]:
+    """A learner on one device, its state, and one batch of `rows` full rows: 32 sampled tokens after 64 observed."""
+    import jax
+    import numpy as np
+
+    from models.sharding import make_mesh
+    from rl.learner import make_learner, make_optimizer
+    from rl.losses import recipes
+    from rl.types import TrajectoryBatch
+
+    tx = make_optimizer(learning_rate=1e-4, weight_decay=0.01)
+    learner = make_learner(config, recipes.grpo(reduce="token"), tx, make_mesh(), micro_rows=rows, chunk=chunk)
+    rng = np.random.default_rng(seed)
+    at = np.arange(length)
+    sampled = (at >= MODEL_PROMPT) & ((at - MODEL_PROMPT) % 96 >= 64)
+    zeros = np.zeros((rows, length), np.float32)
+    batch = TrajectoryBatch(
+        tokens=rng.integers(3, config.vocab_size, (rows, length), np.int32),
+        segment=np.ones((rows, length), np.int32),
+        position=np.broadcast_to(at.astype(np.int32), (rows, length)).copy(),
+        action_mask=np.broadcast_to(sampled, (rows, length)).copy(),
+        behavior_logp=zeros - np.log(np.float32(config.vocab_size)),
+        staleness=np.zeros((rows, length), np.int32),
+        rewards=zeros,
+        advantages=np.broadcast_to(rng.normal(size=(rows, 1)).astype(np.float32), (rows, length)).copy(),
+    )
+    return learner, learner.init_state(jax.random.key(seed)), batch
+
+
+def _temp_bytes(config: Any, chunk: int) -> int:
+    """Bytes that the gradient of the workload's log-probabilities needs besides its arguments and results."""
+    import jax
+    import jax.numpy as jnp
+
+    from models import transformer
+    from models.logprobs import token_logp
+
+    def total(params: Any, tokens: Any) -> Any:
+        ones = jnp.ones_like(tokens)
+        position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden = transformer.apply(params, config, tokens, ones, position)
+        return jnp.sum(token_logp(params, hidden, tokens, chunk=chunk)[0])
+
+    params = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((MODEL_ROWS, MODEL_LENGTH), jnp.int32)
+    return jax.jit(jax.grad(total)).lower(params, tokens).compile().memory_analysis().temp_size_in_bytes
+
+
+def _matmul_flops(n: int = 2048) -> Callable[[], float]:
+    """A function that times one f32 product of two [n n] matrices: FLOP/s, the peak that a program could reach."""
+    import jax
+    import jax.numpy as jnp
+
+    x, y = jax.random.normal(jax.random.key(1), (2, n, n))
+    product = jax.jit(lambda x, y: jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST))
+    product(x, y).block_until_ready()
+
+    def once() -> float:
+        start = time.perf_counter()
+        product(x, y).block_until_ready()
+        return 2 * n**3 / (time.perf_counter() - start)
+
+    return once
+
+
+def bench_train(plan: Plan, seconds: float) -> dict[str, Any]:
     """Trained tokens/s: every place of every row is a token, so padding is not flattered."""
     import jax
     import numpy as np
@@ -172,6 +288,7 @@ def bench_search(plan: Plan, seconds: float) -> dict[str, Any]:
 
 WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any]]] = {
     "model": bench_model,
+    "train": bench_train,
     "engine": bench_engine,
     "search": bench_search,
 }

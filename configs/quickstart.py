@@ -2,9 +2,9 @@
 
 Run:    make train
         (python -m launch.quickstart --config=configs/quickstart.py --workdir=runs/quickstart/seed0)
-Cost:   6 to 7 minutes on two CPU cores (warm start 2.8, GRPO 3.0).
-Expect: held-out sampled success .24 ± .03 → .62 ± .08 (3 seeds, 256 tasks, commit 2606acd); warm start alone for the
-        same minutes .29 ± .01. See README.md, "Results", and LOG.md.
+Cost:   7 to 8 minutes on two CPU cores (warm start 3.8, GRPO 2.8).
+Expect: held-out sampled success .30 ± .06 → .76 ± .04 (3 seeds, 256 tasks, commit f697e2d); warm start alone for the
+        same minutes .36 ± .05. See README.md, "Results", and LOG.md.
 """
 
 from configs.defaults import defaults

@@ -157,13 +157,13 @@ def check_single_device(plan: Plan) -> None:
 def _model(read: ReadTracker) -> dict[str, Any]:
     """Keyword arguments of a ModelConfig that exists: made here once, so that what it refuses is refused first."""
     with validating():
-        model = dataclasses.asdict(read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int)))
-    width = model["n_kv_heads"] * model["head_dim"]
+        model = read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int))
+    width = model.n_kv_heads * model.head_dim
     _refuse(
-        model["init"] == "mimetic" and width > model["d_model"],
-        f"model.init='mimetic': got n_kv_heads x head_dim = {width}, wanted at most model.d_model={model['d_model']}",
+        model.init == "mimetic" and width > model.d_model,
+        f"model.init='mimetic': got n_kv_heads x head_dim = {width}, wanted at most model.d_model={model.d_model}",
     )
-    return {name: value for name, value in model.items() if name != "vocab_size"}
+    return {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f"model.{f.name}" in read.read()}
 
 
 def _contexts(read: ReadTracker) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from models.config import ModelConfig
 from models.hf_config import describe, family, load_config, read_config
-from models.layout import Place, assemble, shapes_of, their_shape, to_ours, to_theirs
+from models.layout import Place, assemble, named_places, shapes_of, their_shape, to_ours, to_theirs
 from models.sharding import RULES
 from models.transformer import Params
 
@@ -53,17 +53,7 @@ SHARD_BYTES = 5 * 10**9
 
 def places(config: ModelConfig) -> dict[str, Place]:
     """Hugging Face's name of every tensor of such a model, and where it stands; in the order of a forward pass."""
-    shapes = shapes_of(config)
-    top = {path[0]: shape for path, shape in shapes.items() if path[0] in TOP_NAMES}
-    found = {TOP_NAMES["embed"]: Place(("embed",), None, top["embed"])}
-    for i in range(config.n_layers):
-        for path, shape in shapes.items():
-            if path[0] == "blocks":
-                found[f"model.layers.{i}.{LAYER_NAMES[path[1:]]}"] = Place(path, i, shape[1:])
-    for name in ("final_norm", "lm_head"):
-        if name in top:
-            found[TOP_NAMES[name]] = Place((name,), None, top[name])
-    return found
+    return named_places(config, TOP_NAMES, LAYER_NAMES, "model.layers.{}.")
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

@@ -38,6 +38,25 @@ def shapes_of(config: ModelConfig) -> Mapping[tuple[str, ...], tuple[int, ...]]:
     return {tuple(entry.key for entry in path): leaf.shape for path, leaf in leaves}
 
 
+def named_places(
+    config: ModelConfig, top: Mapping[str, str], layer: Mapping[tuple[str, ...], str], prefix: str
+) -> dict[str, Place]:
+    """Their name of every tensor of such a model, and where it stands; in the order of a forward pass.
+
+    `top` and `layer` name our paths outside and within a layer; `prefix` has a place for the layer's number.
+    """
+    shapes = shapes_of(config)
+    found = {top["embed"]: Place(("embed",), None, shapes[("embed",)])}
+    for i in range(config.n_layers):
+        for path, shape in shapes.items():
+            if path[0] == "blocks":
+                found[prefix.format(i) + layer[path[1:]]] = Place(path, i, shape[1:])
+    for name in ("final_norm", "lm_head"):
+        if (name,) in shapes:
+            found[top[name]] = Place((name,), None, shapes[(name,)])
+    return found
+
+
 @functools.cache
 def _abstract(config: ModelConfig) -> Params:
     return jax.eval_shape(lambda: init(config, jax.random.key(0)))

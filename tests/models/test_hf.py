@@ -196,7 +196,9 @@ def test_sliding_windows_layer_by_layer(change, layers, tmp_path):
     assert config.layers == layers
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     types = AutoConfig.from_pretrained(tmp_path).layer_types
-    assert [t == "sliding_attention" for t in types] == [spec.window is not None for spec in layers or [LayerSpec()] * 2]
+    assert [t == "sliding_attention" for t in types] == [
+        spec.window is not None for spec in layers or [LayerSpec()] * 2
+    ]
     assert hf.read_config(described(config)) == config
 
 

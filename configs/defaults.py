@@ -37,6 +37,11 @@ def defaults() -> ml_collections.ConfigDict:
     c.model.dtype = "float32"
     c.model.remat = "none"
 
+    c.lora = ml_collections.ConfigDict()
+    c.lora.rank = 0  # > 0: adapters W + alpha/rank A B alone are trained; everything else is frozen
+    c.lora.alpha = 16.0
+    c.lora.targets = ("wq", "wk", "wv", "wo", "gate", "up", "down")
+
     c.mesh = ml_collections.ConfigDict()
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1
 

@@ -16,6 +16,7 @@ from envs import choose_tasks, dataset, make_world
 from envs.base import Task, World
 from envs.play import play
 from launch.plan import Plan
+from models import lora
 from models.codec import Codec
 from models.config import ModelConfig
 from models.sampling import Sampling
@@ -52,6 +53,8 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
+    if plan.lora is not None:
+        lora.check(build_model(plan, plan.vocab_size), plan.lora)
     world.make_env().close()  # opens what instances share: an index, say
     if plan.tokenizer_path:
         _checked_codec(Path(plan.tokenizer_path))
@@ -203,11 +206,11 @@ def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
         b2=plan.rl.b2,
         clip_norm=plan.rl.clip_norm,
     )
-    return _learner(plan, model, recipes.sft(), tx, micro_rows=plan.sft.micro_rows, temperature=1.0)
+    return _learner(plan, model, recipes.sft(), tx, micro_rows=plan.sft.micro_rows, temperature=1.0, ref_is_base=False)
 
 
 def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
-    """The plan's recipe."""
+    """The plan's recipe. With adapters and a KL term the reference is the base that they are on."""
     rl = plan.rl
     tx = make_optimizer(
         learning_rate=rl.learning_rate,
@@ -225,12 +228,18 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         entropy_coef=rl.entropy_coef,
         reduce=rl.reduce,
     )
-    return _learner(plan, model, loss, tx, micro_rows=plan.batch.micro_rows, temperature=plan.rl.temperature)
+    return _learner(
+        plan,
+        model,
+        loss,
+        tx,
+        micro_rows=plan.batch.micro_rows,
+        temperature=rl.temperature,
+        ref_is_base=plan.lora is not None and rl.kl_coef > 0,
+    )
 
 
-def _learner(
-    plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, *, micro_rows: int, temperature: float
-) -> Learner:
+def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **options: Any) -> Learner:
     data, fsdp, tensor = plan.mesh
     mesh = make_mesh(data, fsdp, tensor)
     return make_learner(
@@ -238,10 +247,20 @@ def _learner(
         loss,
         tx,
         mesh,
-        micro_rows=micro_rows,
-        temperature=temperature,
         chunk=plan.batch.logp_chunk,
+        adapters=plan.lora,
+        **options,
     )
+
+
+def with_adapters(plan: Plan, model: ModelConfig, params: Any, key: jax.Array) -> Any:
+    """`params` as the plan's learner wants them to start from: any adapters merged, then the plan's own added, which
+    change nothing yet. So a stage never goes on with the adapters of the one before it, and its base is its start.
+    """
+    params = jax.jit(lora.merge)(params) if lora.adapted(params) else params
+    if plan.lora is None:
+        return params
+    return jax.jit(lambda params, key: lora.add(params, model, plan.lora, key))(params, key)
 
 
 def build_terms(plan: Plan) -> list[RewardTerm]:

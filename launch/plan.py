@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.cli import ConfigError, ReadTracker, assert_all_read, validating
-from models.config import ModelConfig
+from models.config import Lora, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Plan:
     tokenizer_path: str
     vocab_size: int
     model: Mapping[str, Any]  # keyword arguments of models.config.ModelConfig, but for vocab_size
+    lora: Lora | None  # None: everything is trained
     mesh: tuple[int, int, int]  # data, fsdp, tensor
     batch: BatchPlan
     engine: EnginePlan
@@ -121,6 +122,7 @@ def make_plan(config) -> Plan:
         tokenizer_path=read.typed("tokenizer.path", str),
         vocab_size=read.typed("tokenizer.vocab_size", int),
         model=_model(read),
+        lora=_lora(read),
         mesh=tuple(read.typed(f"mesh.{axis}", int) for axis in ("data", "fsdp", "tensor")),
         batch=read.into(BatchPlan, "batch"),
         engine=read.into(EnginePlan, "engine", contexts=_contexts(read)),
@@ -164,6 +166,18 @@ def _model(read: ReadTracker) -> dict[str, Any]:
         f"model.init='mimetic': got n_kv_heads x head_dim = {width}, wanted at most model.d_model={model.d_model}",
     )
     return {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f"model.{f.name}" in read.read()}
+
+
+def _lora(read: ReadTracker) -> Lora | None:
+    """None where the rank is 0, whatever the other two are."""
+    rank, alpha, targets = read.typed("lora.rank", int), read.typed("lora.alpha", float), read["lora.targets"]
+    _refuse(
+        not isinstance(targets, tuple | list) or not all(type(name) is str for name in targets),
+        f"lora.targets: got {targets!r}, wanted a tuple of names",
+    )
+    _refuse(rank < 0, f"lora.rank: got {rank}, wanted at least 0 (0: everything is trained)")
+    with validating():
+        return Lora(rank, alpha, tuple(targets)) if rank else None
 
 
 def _contexts(read: ReadTracker) -> tuple[int, ...]:

@@ -44,11 +44,12 @@ def run(
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
-        start = runs.starting_params(workdir, init, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
+        start = runs.starting_params(plan, model, workdir, init, learner, key)
         state, progress = runs.start_or_resume(
             workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"])
         )
-    ref = start if plan.rl.kl_coef else None
+    ref = start if plan.rl.kl_coef and plan.lora is None else None  # of adapters it is their base, in the state
     del start
     gate = build.build_gate(plan, progress.version)
 

@@ -7,6 +7,7 @@ from typing import Literal
 Init = Literal["normal", "mimetic"]
 Remat = Literal["none", "full", "dots"]
 Attend = Literal["auto", "xla", "cudnn", "splash"]
+LORA_TARGETS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
 # Which numbers of a RopeScaling each kind reads, beside its factor; any other must stay at its default.
 _READ_BY_KIND = {
@@ -155,3 +156,29 @@ class ModelConfig:
     def embed_scale(self) -> float:
         """Factor on embeddings at the input: √D with the mimetic initialisation of a tied table, else 1."""
         return self.d_model**0.5 if self.init == "mimetic" and self.tie_embeddings else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Which matrices of every layer get a low-rank adapter: W' = W + alpha/rank · A B (Hu et al. 2021, LoRA, eq. 3).
+
+    Kept apart from `ModelConfig`: the adapters that a tree of parameters holds say by themselves what is computed.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = LORA_TARGETS
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora.rank: got {self.rank}, want at least 1")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"lora.alpha: got {self.alpha}, want a finite number above 0")
+        unknown = [name for name in self.targets if name not in LORA_TARGETS]
+        if unknown or not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"lora.targets: got {self.targets}, want one or more of {LORA_TARGETS}, each once")
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank

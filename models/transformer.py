@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from models.attention import Part, attend, attend_parts, exact, rope, rope_angles
 from models.config import ModelConfig
 from models.kv_cache import NewKeys
+from models.lora import delta, has_adapter
 
 Params = dict[str, Any]
 # Compiled programs with few layers run them unrolled: a scan copies every layer's residuals in and out of its stack.
@@ -143,14 +144,18 @@ def _matmul(x: Float[Array, "M a"], w: Float[Array, "a b"]) -> Float[Array, "M b
     return jnp.matmul(x, w.astype(x.dtype), precision=exact(x.dtype))
 
 
+def _linear(p: Params, name: str, x: Float[Array, "M a"]) -> Float[Array, "M b"]:
+    """x W; with an adapter beside W, two thin products more: W + s A B is never formed, and has no gradient."""
+    y = _matmul(x, p[name].reshape(x.shape[-1], -1))
+    return y + delta(p, name, x) if has_adapter(p, name) else y
+
+
 def _qkv(
     block: Params, config: ModelConfig, x: Float[Array, "M D"], shape: tuple[int, int]
 ) -> tuple[Float[Array, "B t n H"], ...]:
     """Queries, keys and values of B · t tokens before the key shift and RoPE: biases and per-head norms are in."""
     p, x = block["attention"], rms_norm(x, block["attention_norm"], config.rms_eps)
-    q, k, v = (
-        _matmul(x, p[name].reshape(x.shape[-1], -1)).reshape(*shape, *p[name].shape[1:]) for name in ("wq", "wk", "wv")
-    )
+    q, k, v = (_linear(p, name, x).reshape(*shape, *p[name].shape[1:]) for name in ("wq", "wk", "wv"))
     if config.attention_bias:
         q, k, v = q + p["bq"].astype(q.dtype), k + p["bk"].astype(k.dtype), v + p["bv"].astype(v.dtype)
     if config.qk_norm:
@@ -165,12 +170,12 @@ def _shift(p: Params, k: Float[Array, "B t K H"], previous: Float[Array, "B t K 
 
 
 def _output(p: Params, x: Float[Array, "M D"], mixed: Float[Array, "B t N H"]) -> Float[Array, "M D"]:
-    return x + _matmul(mixed.reshape(x.shape[0], -1), p["wo"].reshape(-1, x.shape[-1]))
+    return x + _linear(p, "wo", mixed.reshape(x.shape[0], -1))
 
 
 def _mlp(block: Params, config: ModelConfig, x: Float[Array, "M D"]) -> Float[Array, "M D"]:
     p, y = block["mlp"], rms_norm(x, block["mlp_norm"], config.rms_eps)
-    return x + _matmul(jax.nn.silu(_matmul(y, p["gate"])) * _matmul(y, p["up"]), p["down"])
+    return x + _linear(p, "down", jax.nn.silu(_linear(p, "gate", y)) * _linear(p, "up", y))
 
 
 def _embed(params: Params, config: ModelConfig, tokens: Int[Array, "B t"]) -> Float[Array, "M D"]:

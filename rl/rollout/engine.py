@@ -249,6 +249,15 @@ class Engine:
         self._on_thread(copy)
         return children
 
+    def _restart(self, session: Session, turn: int) -> None:
+        if not 1 <= turn < 2**30:
+            raise ValueError(f"restart: got {turn=}, want 1 <= turn < 2**30: the first row begins at turn 0")
+        with self._lock:
+            if session._request is not None:
+                raise RuntimeError("restart: the session has a call in flight; one thread may use a session")
+            session.key = fold_in(session._first_key, 2**30 + turn)
+            session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing
+
     def _close_session(self, session: Session) -> None:
         with self._lock:
             if session.closed:

@@ -22,6 +22,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.tokenizer.path = ""  # a Hugging Face folder instead
 
     c.model = ml_collections.ConfigDict()
+    # A Hugging Face folder, a .gguf file, or package:NAME of an installed package that holds one: shape, weights and
+    # tokenizer come from there. Of the keys below only dtype and remat may then be set.
+    c.model.path = ""
     c.model.d_model = 128
     c.model.n_layers = 3
     c.model.n_heads = 4

@@ -84,8 +84,8 @@ def load(
 ) -> tuple[Params, ModelConfig, "PreTrainedTokenizerFast"]:
     """Parameters (float32, dequantised), config and tokenizer of a GGUF file; sharded as `models.hf.load` does.
 
-    Errors (ValueError, FileNotFoundError) name the file and, where one is wrong, the tensor; ImportError says how to
-    install the `gguf` package.
+    Errors (ValueError, FileNotFoundError) name the file and, where one is wrong, the tensor; or say how to install the
+    `gguf` package.
     """
     file = open_file(path)
     params, config = load_params(file, mesh=mesh, rules=rules)
@@ -222,7 +222,7 @@ def _llama3(file: File, divisors: np.ndarray, head_dim: int, theta: float, lengt
 
 
 def open_file(path: str | pathlib.Path) -> File:
-    """Metadata and tensors, the latter mapped and not read. Errors: ValueError, FileNotFoundError, ImportError."""
+    """Metadata and tensors, the latter mapped and not read. Errors: ValueError, FileNotFoundError."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; want a GGUF file")
@@ -258,7 +258,7 @@ def _tensor(cursor: "_Cursor", name: str, shape: tuple[int, ...], code: int, at:
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as err:
-        raise ImportError(
+        raise ValueError(
             f"{cursor.path}: reading GGUF needs the package gguf: pip install 'wayfinder-rl[gguf]'"
         ) from err
     try:
@@ -324,5 +324,5 @@ class _Cursor:
 
     def _cut(self, what: str) -> ValueError:
         return ValueError(
-            f"{self.path}: truncated in {what}: it ends beyond the {len(self.data)} bytes of the file; download it again"
+            f"{self.path}: truncated in {what}: it ends beyond the file's {len(self.data)} bytes; download it again"
         )

@@ -4,6 +4,7 @@ The file names the pre-tokenizer and does not describe it: each kind is written 
 `transformers` is imported inside the functions: it costs about a second.
 """
 
+import collections
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,7 @@ def _vocabulary(fields: Mapping[str, Any], path: pathlib.Path) -> tuple[list[str
     while types and types[-1] == _UNUSED:
         tokens, types = tokens[:-1], types[:-1]
     if len(set(tokens)) < len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+        twice = collections.Counter(tokens).most_common(1)[0][0]
         raise ValueError(f"{path}: {_KEY}tokens: got {twice!r} twice, want each token once")
     return tokens, types
 

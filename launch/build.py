@@ -13,7 +13,7 @@ import jax
 from tqdm import tqdm
 
 from envs import choose_tasks, dataset, make_world
-from envs.base import Task, World
+from envs.base import EnvSpec, Task, World
 from envs.play import play
 from launch.plan import Plan
 from models import lora
@@ -57,7 +57,7 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
         lora.check(build_model(plan, plan.vocab_size), plan.lora)
     world.make_env().close()  # opens what instances share: an index, say
     if plan.tokenizer_path:
-        _checked_codec(Path(plan.tokenizer_path))
+        check_rows(plan, _checked_codec(Path(plan.tokenizer_path)), world)
 
 
 def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
@@ -79,10 +79,29 @@ def load_codec(workdir: Path) -> Codec:
 
 
 def _checked_codec(folder: Path) -> Codec:
-    """Errors (ValueError): no tokenizer there, or a template under which a turn does not extend the ids before it."""
+    """Errors (ValueError): no tokenizer there, or a template in which the world has no role."""
     codec = Codec(load_tokenizer(folder))
-    codec.check_turns("tool", True)
+    if codec.world_role != "tool":
+        print(f"{folder}: its chat template has no tool role, so the world speaks as {codec.world_role!r}")
     return codec
+
+
+def is_one_row(codec: Codec) -> bool:
+    """Whether an episode is one row whatever is said in it: the chat template leaves earlier turns as they were."""
+    return codec.keeps_turns(codec.world_role)
+
+
+def check_rows(plan: Plan, codec: Codec, world: World) -> None:
+    """Errors (ValueError): a batch may not hold the rows of its episodes. Nothing is left out while a run goes on."""
+    if is_one_row(codec):
+        return
+    episodes, turns = plan.rl.groups_per_batch * plan.rl.group_size, env_spec(world).max_turns
+    if plan.batch.rows < episodes * turns:
+        raise ValueError(
+            f"batch.rows={plan.batch.rows} < {episodes} episodes x {turns} turns = {episodes * turns}: the chat "
+            "template rewrites earlier turns (it drops their thinking, say), so each turn may begin a row; raise "
+            "batch.rows (rows without tokens cost nothing), or use a template that keeps its turns"
+        )
 
 
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
@@ -134,13 +153,13 @@ def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
     """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
-    stop = stop_strings(world)
+    stop = env_spec(world).stop
     episodes = [
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
         for i, demo in enumerate(demonstrations)
     ]
     length, per_step = plan.sft.length, plan.sft.rows
-    fitting = [t for t in episodes if len(t.rows[0].tokens) <= length]
+    fitting = [t for t in episodes if max(len(row.tokens) for row in t.rows) <= length]
     if len(fitting) < len(episodes):
         over = len(episodes) - len(fitting)
         print(f"{over} of {len(episodes)} demonstrations are over sft.length={length}: left out")
@@ -148,17 +167,17 @@ def pack_demonstrations(
         raise ValueError(f"no demonstration fits a row of sft.length={length} tokens; raise it")
     episodes = fitting
     none = {(t.ticket, t.member): 0.0 for t in episodes}
-    tokens = sum(len(t.rows[0].tokens) for t in episodes)
+    tokens = sum(len(row.tokens) for t in episodes for row in t.rows)
     rows = 2 * per_step * -(-tokens // (per_step * length))  # room for the padding, cut off below
     shape = {"rows": rows, "length": length, "micro_rows": plan.sft.micro_rows}
     batch, packing = pack(episodes, none, none, **shape, version=0, pad_id=codec.pad_id)
     return jax.tree.map(lambda x: x[: int(packing["rows"])], batch)
 
 
-def stop_strings(world: World) -> tuple[str, ...]:
+def env_spec(world: World) -> EnvSpec:
     env = world.make_env()
     try:
-        return env.spec.stop
+        return env.spec
     finally:
         env.close()
 
@@ -268,14 +287,17 @@ def build_terms(plan: Plan) -> list[RewardTerm]:
     return outcome.terms(plan.reward_terms, plan.reward_reach, max_shaping=plan.max_shaping)
 
 
-def build_packer(plan: Plan, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+def build_packer(plan: Plan, codec: Codec, world: World) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+    """`pack` in the shape of the plan's batches. Errors: as `check_rows`."""
+    check_rows(plan, codec, world)
     return partial(
         pack,
         rows=plan.batch.rows,
         length=plan.batch.length,
         micro_rows=plan.batch.micro_rows,
-        pad_id=pad_id,
+        pad_id=codec.pad_id,
         max_staleness=plan.rl.max_staleness,
+        shares=not is_one_row(codec),
     )
 
 

@@ -40,6 +40,7 @@ def run(
         codec = build.build_codec(plan, world, workdir / "tokenizer")
         model = build.build_model(plan, codec.vocab_size)
         terms = build.build_terms(plan)
+        pack = build.build_packer(plan, codec, world)
         stream = TaskStream(world.tasks("train"), plan.seed)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
@@ -86,7 +87,7 @@ def run(
             progress,
             draw=stream.draw,
             terms=terms,
-            pack=build.build_packer(plan, codec.pad_id),
+            pack=pack,
             publish=engine.publish,
             keep_episodes=partial(keep, episodes),
             log=log,

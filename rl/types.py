@@ -96,8 +96,8 @@ class Trajectory:
 
     `rows` holds one row, unless the template or a context cut breaks the prefix: then a later row begins with the
     conversation so far as its prompt, and each sampled token is an action in one row alone. Score and advantage belong
-    to the episode. `facts` is what the world reports, `scores` the reward terms by name, `images` None or uint8 arrays by
-    identity.
+    to the episode. `facts` is what the world reports, `scores` the reward terms by name, `images` None or uint8 arrays
+    by identity.
     """
 
     task_id: str

@@ -31,6 +31,7 @@ from rl.rollout.session import CapacityError
 from rl.rollout.watched import guarded
 from rl.types import ROW_DTYPES, Row, Status, Trajectory, Turn
 
+
 def run_episode(
     env: Env,
     task: Task,

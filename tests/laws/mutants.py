@@ -227,8 +227,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
         "rl/rollout/batcher.py",
-        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0))",
-        "items.append(_Item(row, advantages[key], rewards[key]))",
+        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0, actions))",
+        "items.append(_Item(row, advantages[key], rewards[key], actions))",
     ),
     # -- asynchrony: the staleness bound
     Mutant(

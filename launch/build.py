@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,12 @@ from tqdm import tqdm
 from envs import choose_tasks, dataset, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
+from launch import policy
 from launch.plan import Plan
-from models import lora
 from models.codec import Codec
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.sharding import make_mesh
-from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.curriculum import fingerprint, permutation
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
@@ -44,7 +42,9 @@ def build_world(plan: Plan) -> World:
 
 
 def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> None:
-    """Whatever can be wrong with world, tasks, terms and tokenizer, before a workdir is made. Errors: ValueError."""
+    """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made. Errors: ValueError,
+    OSError.
+    """
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
     choose_tasks(world, "train", 1, plan.seed)
@@ -53,37 +53,10 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
-    if plan.lora is not None:
-        lora.check(build_model(plan, plan.vocab_size), plan.lora)
     world.make_env().close()  # opens what instances share: an index, say
-    if plan.tokenizer_path:
-        check_rows(plan, _checked_codec(Path(plan.tokenizer_path)), world)
-
-
-def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
-    """The codec of a run, its tokenizer kept in `folder`: a copy of the plan's, or trained on the world's texts."""
-    if not folder.exists():
-        temporary = folder.with_name(f"{folder.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        if plan.tokenizer_path:
-            shutil.copytree(plan.tokenizer_path, temporary)
-        else:
-            train_tokenizer(world.texts(), plan.vocab_size, temporary)
-        temporary.rename(folder)  # whole or not at all
-    return _checked_codec(folder)
-
-
-def load_codec(workdir: Path) -> Codec:
-    """The codec of a run that exists already."""
-    return _checked_codec(workdir / "tokenizer")
-
-
-def _checked_codec(folder: Path) -> Codec:
-    """Errors (ValueError): no tokenizer there, or a template in which the world has no role."""
-    codec = Codec(load_tokenizer(folder))
-    if codec.world_role != "tool":
-        print(f"{folder}: its chat template has no tool role, so the world speaks as {codec.world_role!r}")
-    return codec
+    codec = policy.check_model(plan)
+    if codec is not None:
+        check_rows(plan, codec, world)
 
 
 def is_one_row(codec: Codec) -> bool:
@@ -209,10 +182,6 @@ def build_gate(plan: Plan, version: int) -> StalenessGate:
     return gate
 
 
-def build_model(plan: Plan, vocab_size: int) -> ModelConfig:
-    return ModelConfig(vocab_size=vocab_size, **plan.model)
-
-
 def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
     """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, after the warm-up."""
     tx = make_optimizer(
@@ -270,16 +239,6 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **op
         adapters=plan.lora,
         **options,
     )
-
-
-def with_adapters(plan: Plan, model: ModelConfig, params: Any, key: jax.Array) -> Any:
-    """`params` as the plan's learner wants them to start from: any adapters merged, then the plan's own added, which
-    change nothing yet. So a stage never goes on with the adapters of the one before it, and its base is its start.
-    """
-    params = jax.jit(lora.merge)(params) if lora.adapted(params) else params
-    if plan.lora is None:
-        return params
-    return jax.jit(lambda params, key: lora.add(params, model, plan.lora, key))(params, key)
 
 
 def build_terms(plan: Plan) -> list[RewardTerm]:

@@ -4,13 +4,14 @@ Adapters are merged. The folder is read back and compared, number by number, bef
 loads it (AutoModelForCausalLM, AutoTokenizer).
 """
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 from absl import flags
 
 from launch import cli
-from launch.plan import make_plan, on_one_device
+from launch.plan import COMPUTE, make_plan, on_one_device
 
 
 def export(workdir: Path, out: Path, *, best: bool = True) -> int:
@@ -33,15 +34,14 @@ def export(workdir: Path, out: Path, *, best: bool = True) -> int:
         hf.family(model)
     with cli.validating():  # what a checkpoint holds, and that it is whole
         params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
-    params = lora.merge(params) if lora.adapted(params) else params
+    params = lora.merge(params)
     temporary = out.with_name(f"{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     hf.save(params, model, temporary, tokenizer=load_tokenizer(workdir / "tokenizer"), end_ids=codec.end_ids)
 
     again, read = hf.load(temporary)
     # How it is computed (dtype, remat, kernel) is no part of a folder.
-    how = {name: getattr(read, name) for name in policy.COMPUTE}
-    if read != policy.computed(model, **how):
+    if read != dataclasses.replace(model, **{name: getattr(read, name) for name in COMPUTE}):
         raise RuntimeError(f"{temporary}: the config reads back as {read}, want {model}; nothing was exported")
     differ = [
         jax.tree_util.keystr(path, simple=True, separator="/")

@@ -26,7 +26,7 @@ def run(
     import jax
 
     from envs import choose_tasks
-    from launch import build, runs
+    from launch import build, policy, runs
     from rl import checkpoint, loop
     from rl.curriculum import TaskStream
     from rl.episodes import EpisodeLog
@@ -37,8 +37,8 @@ def run(
         if init is not None:
             runs.note_init(init, workdir)
             runs.copy_tokenizer(init, workdir)
-        codec = build.build_codec(plan, world, workdir / "tokenizer")
-        model = build.build_model(plan, codec.vocab_size)
+        codec = policy.build_codec(plan, world, workdir / "tokenizer")
+        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         terms = build.build_terms(plan)
         pack = build.build_packer(plan, codec, world)
         stream = TaskStream(world.tasks("train"), plan.seed)

@@ -109,11 +109,11 @@ def test_bad_input_is_one_line_and_touches_nothing(there, command, message):
 
 
 def test_a_run_without_a_checkpoint_cannot_be_evaluated(there, tmp_path):
-    from launch import build
+    from launch import build, policy
 
     shutil.copytree(there / "run", tmp_path / "run")
     plan = make_plan(json.loads((tmp_path / "run" / "config.json").read_text()))
-    build.build_codec(plan, build.build_world(plan), tmp_path / "run" / "tokenizer")
+    policy.build_codec(plan, build.build_world(plan), tmp_path / "run" / "tokenizer")
     before = contents(tmp_path)
     out = launch("evaluate", f"--workdir={tmp_path / 'run'}", "--n=4")
     ends_in_one_line(out, f"{tmp_path / 'run' / 'ckpt'}: no checkpoint there")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from launch import build, runs, sft, train
+from launch import build, policy, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from rl import checkpoint
@@ -73,8 +73,9 @@ def trained(workdir: Path):
 
 
 def params_of(plan, workdir: Path):
-    codec = build.load_codec(workdir)
-    learner = build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size))
+    codec = policy.load_codec(workdir)
+    model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
+    learner = build.build_rl_learner(plan, model)
     state, _ = runs.start_or_resume(workdir, learner, jax.random.key(0))
     return jax.device_get(state)
 

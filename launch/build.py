@@ -45,6 +45,7 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
     """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made. Errors: ValueError,
     OSError.
     """
+    codec = policy.check_model(plan)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
     choose_tasks(world, "train", 1, plan.seed)
@@ -54,7 +55,6 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
     world.make_env().close()  # opens what instances share: an index, say
-    codec = policy.check_model(plan)
     if codec is not None:
         check_rows(plan, codec, world)
 

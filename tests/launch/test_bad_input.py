@@ -13,7 +13,10 @@ from configs import qa_file
 from launch.cli import EXIT_BAD_INPUT
 from launch.plan import make_plan
 from launch.workdir import open_workdir
+from models.config import ModelConfig
+from models.hf_config import describe
 
+LLAMA = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48)
 ROOT = Path(__file__).resolve().parents[2]
 
 SEARCH = '''
@@ -49,6 +52,10 @@ def there(tmp_path_factory):
     (folder / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "notes").mkdir()
     (folder / "notes" / "thesis.txt").write_text("mine")
+    (folder / "cut.gguf").write_bytes(b"GGML" + bytes(100))
+    (folder / "pickled").mkdir()
+    (folder / "pickled" / "config.json").write_text(json.dumps(describe(LLAMA)))
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"never opened")
     (folder / "cut").mkdir()
     (folder / "cut" / "config.json").write_text('{"name": ')
     config = qa_file.get_config(f"file={folder / 'q.jsonl'}")
@@ -97,6 +104,10 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/quickstart.py --workdir={}/run", "holds a run of another config"),
         ("train --reward=m:f --workdir={}/run", "--reward: a run in --workdir has its own"),
         ("train --config=configs/quickstart.py --reward=m:f --workdir={}/new", "world does not take it"),
+        ("train --config={}/few.py:{} --config.model.path={}/cut.gguf --workdir={}/new", "cut.gguf: not a GGUF file"),
+        ("train --config={}/few.py:{} --config.model.path={}/pickled --workdir={}/new", "model.bin: weights as a pickle"),
+        ("play --config=configs/quickstart.py --ask=Who", "its model.path is empty; want one that names a model"),
+        ("export --workdir={}/run --out={}/notes", "want a new folder in one that exists"),
         ("sft --workdir={}/cut", "config.json: unreadable"),
         ("evaluate --workdir={}/run", "tokenizer"),
     ],

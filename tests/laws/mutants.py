@@ -409,6 +409,98 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._retriever.search(self._real(query), self._k",
         "self._retriever.search(query, self._k",
     ),
+    # -- models of somebody else's: nothing is guessed, left over, or read by who does not need it
+    Mutant(
+        "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/layout.py",
+        "if str(index) not in done:",
+        "if True:",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_layout_is_theirs",
+        "models/layout.py",
+        "ours = ours.reshape(-1, ours.shape[-1]).T",
+        "ours = ours.transpose(2, 1, 0).reshape(ours.shape[-1], -1)",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_missing_and_left_over_tensors_are_named",
+        "models/hf.py",
+        "if left:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_a_tied_head_may_be_kept_twice_but_must_be_the_table",
+        "models/hf.py",
+        "if not same or any(",
+        "if not same and any(",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_sliding_windows_layer_by_layer",
+        "models/hf_config.py",
+        "types = [_LAYER_TYPES[i >= full] for i in range(n)]",
+        "types = [_LAYER_TYPES[i < full] for i in range(n)]",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_a_file_reads_to_what_it_was_made_from",
+        "models/gguf.py",
+        "if self.pairs:  # a slice of rows holds whole heads",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_a_cut_file_is_an_error_wherever_it_is_cut",
+        "models/gguf.py",
+        "if at + rows * row > len(cursor.data):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_ids_are_the_file_s_own",
+        "models/gguf_tokenizer.py",
+        "if types[i] in (_CONTROL, _USER_DEFINED)]",
+        "if types[i] == _USER_DEFINED]",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "return with_adapters(plan, model, load_weights(plan), key)",
+        "return key",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "codec = Codec(load_tokenizer(folder), end_ids(folder))",
+        "codec = Codec(load_tokenizer(folder))",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_contradicts_the_model_is_refused",
+        "launch/policy.py",
+        "if name not in COMPUTE and getattr(theirs, name) != value:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_reads_back_differently_is_not_exported",
+        "launch/export.py",
+        "if differ:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
+        "launch/export.py",
+        "params = lora.merge(params)",
+        "params = lora.base(params)",
+    ),
+    # -- a tag of several tokens
+    Mutant(
+        "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
+        "rl/rollout/engine.py",
+        "with self._stop_lock:  # one caller looks and the others wait: a large vocabulary takes a second",
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_tokens.py::test_a_tag_of_several_tokens_ends_a_turn_and_its_crossing_token_is_trained",
+        "rl/rollout/worker.py",
+        "return (text[: min(ends)], True) if ends else (text, False)",
+        "return (text, True) if ends else (text, False)",
+    ),
     # -- layers
     Mutant(
         "tests/test_layers.py::test_importing_all_of_envs_leaves_jax_alone",

@@ -27,15 +27,18 @@ Sizes = dict[str, int]  # of some axes, by their logical names
 _A, _B, _SCALE = "_lora_a", "_lora_b", "_lora_scale"
 # Heads on the trunk (models/heads.py) are new, so they are trained whatever else is frozen.
 HEADS = ("value_head", "orm_head", "prm_head")
+_APART = 2**31 - 1  # folded into the key: far from the counts that `transformer.init` folds in
 
 
 def add(params: Params, config: ModelConfig, lora: Lora, key: PRNGKeyArray) -> Params:
     """`params` with fresh adapters: A ~ N(0, 1/fan-in), B = 0, both f32. The other leaves are the same arrays.
 
-    A's numbers depend on the key and on the matrix's name, not on which others are adapted. Errors (ValueError): a
+    A's numbers depend on the key and on the matrix's name, not on which others are adapted; the key may be the one that
+    `params` were drawn from. Errors (ValueError): a
     rank over a matrix's smaller side, parameters of another config, a matrix that has an adapter already.
     """
     check(config, lora)
+    key = jax.random.fold_in(key, _APART)
     blocks = {name: dict(leaf) if isinstance(leaf, dict) else leaf for name, leaf in params["blocks"].items()}
     for name in lora.targets:
         part, rows, columns = _sides(config)[name]

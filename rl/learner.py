@@ -30,7 +30,6 @@ from rl.types import Max, Mean, TrajectoryBatch
 Params = Any
 # The matrices. Norms, biases, the key shift and the embedding (with a tied head, the head as well) are not decayed.
 DECAYED = frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "lm_head"})
-ADAPTERS = 2**31 - 1  # folded into the key for fresh adapters: far from the counts that init folds in
 
 
 @jax.tree_util.register_dataclass
@@ -58,6 +57,7 @@ class Learner:
     train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
     compiled_steps: Callable[[], int]  # how many programs `train_step` has: 1, or some shape was not fixed
+    lower: Callable[[TrainState, TrajectoryBatch], jax.stages.Lowered]  # `train_step`, for an account of its memory
 
 
 def make_learner(
@@ -89,10 +89,6 @@ def make_learner(
     split = partial(_split, micro_rows=micro_rows, sharding=NamedSharding(mesh, PartitionSpec(None, *rows.spec)))
     score = partial(_score, config=config, temperature=temperature, chunk=chunk)
 
-    fresh = partial(_fresh, tx=tx)
-    from_key = jax.jit(lambda key: fresh(_init(config, adapters, key)), out_shardings=state_shardings)
-    # A copy: the state will be donated, and what was given belongs to somebody else.
-    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=state_shardings)
     filled = jax.jit(
         partial(prepare, score=score, split=split, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
         in_shardings=(state_shardings, None, rows),
@@ -110,24 +106,15 @@ def make_learner(
             raise ValueError(f"batch: got {batch.tokens.shape[0]} rows, want a multiple of micro_rows={micro_rows}")
         return jax.device_put(batch, rows)  # H2D, once for each batch; nothing to do for one that is there
 
-    def init_state(start: PRNGKeyArray | Params) -> TrainState:
-        if isinstance(start, jax.Array):
-            return from_key(start)
-        if lora.adapted(start) != (adapters is not None):
-            raise ValueError(
-                f"init_state: got parameters {'with' if adapters is None else 'without'} adapters and a learner "
-                f"{'without' if adapters is None else 'with'}; models.lora.merge or models.lora.add them first"
-            )
-        return from_params(start)
-
     return Learner(
-        init_state=init_state,
+        init_state=_starter(config, tx, adapters, state_shardings),
         prepare=lambda state, ref, batch: (
             filled(state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
         ),
         train_step=lambda state, batch: step(state, put(batch)),
         state_shardings=state_shardings,
         compiled_steps=step._cache_size,
+        lower=step.lower,
     )
 
 
@@ -264,9 +251,30 @@ def _is_metric(x: Any) -> bool:
 # --- state and optimizer ---------------------------------------------------------------------------------------------
 
 
+def _starter(
+    config: ModelConfig, tx: optax.GradientTransformation, adapters: lora.Lora | None, shardings: TrainState
+) -> Callable[[PRNGKeyArray | Params], TrainState]:
+    fresh = partial(_fresh, tx=tx)
+    from_key = jax.jit(lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)
+    # A copy: the state will be donated, and what was given belongs to somebody else.
+    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=shardings)
+
+    def init_state(start: PRNGKeyArray | Params) -> TrainState:
+        if isinstance(start, jax.Array):
+            return from_key(start)
+        if lora.adapted(start) != (adapters is not None):
+            got, want = ("with", "without") if adapters is None else ("without", "with")
+            raise ValueError(
+                f"init_state: got parameters {got} adapters and a learner {want}; use models.lora.merge or add first"
+            )
+        return from_params(start)
+
+    return init_state
+
+
 def _init(config: ModelConfig, adapters: lora.Lora | None, key: PRNGKeyArray) -> Params:
     params = transformer.init(config, key)
-    return params if adapters is None else lora.add(params, config, adapters, jax.random.fold_in(key, ADAPTERS))
+    return params if adapters is None else lora.add(params, config, adapters, key)
 
 
 def _fresh(params: Params, *, tx: optax.GradientTransformation) -> TrainState:

@@ -96,6 +96,10 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/quickstart.py --config.batch.rowz=3 --workdir={}/new", 'Did you mean "rows"'),
         ("train --config={}/extra.py --workdir={}/new", "nothing reads; remove or rename:\n  mesh.model"),
         ("train --config=configs/quickstart.py --config.rl.group_size=1 --workdir={}/new", "teaches nothing"),
+        (
+            "sft --config=configs/quickstart.py --config.lora.rank=999 --workdir={}/new",
+            "lora.rank: got 999, want at most",
+        ),
         ("train --config=configs/quickstart.py --init={}/none --workdir={}/new", "--init: no {}/none/config.json"),
         ("train --config=configs/quickstart.py --init={}/run --workdir={}/new", "--init: no {}/run/ckpt"),
         ("train --config=configs/qa_file.py:file={}/none.jsonl --workdir={}/new", "none.jsonl: no such file"),

@@ -7,6 +7,7 @@ import pytest
 from configs import qa_file, quickstart
 from launch import build, runs
 from launch.plan import make_plan
+from models.config import Lora
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def test_what_is_right_passes(search, questions):
         ({"eval": {"final_n": 9}}, "got n=9 tasks, but 'test' has 8"),
         ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
         ({"tokenizer_path": "nowhere"}, "nowhere"),
+        ({"lora": Lora(129, 16.0)}, "lora.rank: got 129, want at most 128, the smaller side of wq"),
     ],
 )
 def test_what_is_wrong_is_named(search, change, message):

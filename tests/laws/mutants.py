@@ -217,6 +217,86 @@ MUTANTS: tuple[Mutant, ...] = (
         "for session in list(self._sessions):",
         "for session in ():",
     ),
+    # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
+    Mutant(
+        "tests/models/test_lora.py::test_merged_equals_unmerged_over_packed_rows[plain]",
+        "models/lora.py",
+        "return w + leaves[name + _SCALE].reshape(-1, *[1] * (w.ndim - 1)) * ab.reshape(w.shape)",
+        "return w + ab.reshape(w.shape)",
+    ),
+    Mutant(
+        "tests/models/test_lora.py::test_merged_equals_unmerged_over_the_cache[plain]",
+        "models/transformer.py",
+        "return y + delta(p, name, x) if has_adapter(p, name) else y",
+        'return y + delta(p, name, x) if has_adapter(p, name) and name != "down" else y',
+    ),
+    Mutant(
+        "tests/models/test_lora.py::test_fresh_adapters_are_the_base_bit_for_bit",
+        "models/lora.py",
+        "leaves[name + _B] = jnp.zeros(b, jnp.float32)",
+        "leaves[name + _B] = jnp.full(b, 1e-3)",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_the_base_is_frozen_and_has_no_optimizer_state",
+        "models/lora.py",
+        "return path[-1].endswith((_A, _B)) or path[0] in HEADS",
+        'return path[-1] not in ("embed", "wq")',
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_the_base_is_frozen_and_has_no_optimizer_state",
+        "rl/learner.py",
+        "params = lora.combine(trained, frozen)",
+        "params = lora.combine(trained, jax.tree.map(lambda x: 0.99 * x, frozen))",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_no_buffer_is_a_gradient_of_the_base",
+        "models/lora.py",
+        "if not adapted(params):",
+        "if params:",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_gradients_are_those_of_the_merged_matrix",
+        "models/lora.py",
+        "thin = jnp.matmul(x, a, precision=exact(x.dtype)) * leaves[name + _SCALE].astype(x.dtype)",
+        "thin = jnp.matmul(x, jax.lax.stop_gradient(a)) * leaves[name + _SCALE].astype(x.dtype)",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_the_reference_is_the_base",
+        "rl/learner.py",
+        "ref = lora.base(state.params)",
+        "ref = state.params",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_engine_logp_is_learner_logp[merged]",
+        "rl/rollout/weights.py",
+        "from models.lora import merge",
+        "from models.lora import base as merge",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_a_stage_starts_from_the_merged_one_before_it_and_resumes_alone",
+        "launch/build.py",
+        "params = jax.jit(lora.merge)(params) if lora.adapted(params) else params",
+        "params = lora.base(params)",
+    ),
+    # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
+    Mutant(
+        "tests/models/test_heads.py::test_a_value_is_that_of_the_state_before_the_token",
+        "models/heads.py",
+        'before = _affine(hidden[:, :-1], head["weight"], head["bias"])',
+        'before = _affine(hidden[:, 1:], head["weight"], head["bias"])',
+    ),
+    Mutant(
+        "tests/models/test_heads.py::test_packed_equals_one_a_row_and_padding_changes_nothing",
+        "models/heads.py",
+        "return (segment > 0) & (after != segment)",
+        "return (segment > 0) & (after == 0)",
+    ),
+    Mutant(
+        "tests/models/test_heads.py::test_a_turn_is_judged_at_its_last_sampled_token",
+        "models/heads.py",
+        "return sampled & ~(same[0] & same[1])",
+        "return sampled & ~same[0]",
+    ),
     # -- packing: every token once, whatever the order; an episode's reward once
     Mutant(
         "tests/rl/test_batcher.py::test_every_token_is_there_once_and_order_does_not_matter",

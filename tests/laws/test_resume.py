@@ -22,6 +22,7 @@ from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
 
 STEPS = 3
+TERM = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
 
 
 def tiny(data_dir: Path):
@@ -47,9 +48,8 @@ def tiny(data_dir: Path):
 @pytest.fixture(scope="module", autouse=True)
 def rewards_that_differ():
     """A policy of a few thousand weights never succeeds; nor would it then learn, and every run would be equal."""
-    term = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_terms", lambda plan: [term])
+        patch.setattr(build, "build_terms", lambda plan: [TERM])
         yield
 
 

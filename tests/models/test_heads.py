@@ -35,7 +35,7 @@ def test_an_outcome_is_the_logit_difference_at_the_last_token():
 
 
 def test_a_turn_is_judged_at_its_last_sampled_token():
-    #                     prompt  turn 0      world  turn 1: a forced token within, then glue | turn 0 of the next | pad
+    # prompt 2, turn 0: sampled 3, world 2; turn 1: sampled, forced, sampled, glue | prompt, turn 0: sampled 2 | padding
     segment = jnp.array([[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0, 0]])
     turn = jnp.array([[-1, -1, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, 0, 0, 0, 0]])
     sampled = jnp.array([[0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 1, 1, 0]])

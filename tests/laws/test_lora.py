@@ -13,7 +13,7 @@ import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from launch import build, evaluate, runs, sft, train
+from launch import build, evaluate, policy, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from models import lora, transformer
@@ -209,8 +209,8 @@ def stages(tmp_path_factory):
 
 def test_a_stage_starts_from_the_merged_one_before_it_and_resumes_alone(stages):
     root, warm, plan = stages
-    codec = build.load_codec(root / "whole")
-    model = build.build_model(plan, codec.vocab_size)
+    codec = policy.load_codec(root / "whole")
+    model = policy.build_model(plan, codec.vocab_size, root / "whole" / "tokenizer")
     trained = runs.load_params(root / "sft" / "ckpt", build.build_rl_learner(warm, model))
     assert np.any(trained["blocks"]["attention"]["wv_lora_b"])
     base = leaves(lora.merge(trained))

@@ -247,6 +247,8 @@ def open_file(path: str | pathlib.Path) -> File:
         dims = [cursor.number("Q", name) for _ in range(cursor.number("I", name))]
         infos.append((name, tuple(reversed(dims)), cursor.number("I", name), cursor.number("Q", name)))
     align = fields.get("general.alignment", 32)
+    if type(align) is not int or align < 1:
+        raise ValueError(f"{path}: general.alignment: got {align!r}, want at least 1 byte")
     begin = -(-cursor.at // align) * align
     tensors = {name: _tensor(cursor, name, shape, kind, begin + at) for name, shape, kind, at in infos}
     if len(tensors) < n_tensors:

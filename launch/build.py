@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -79,7 +80,7 @@ def _checked_codec(folder: Path) -> Codec:
     """Errors (ValueError): no tokenizer there, or a template in which the world has no role."""
     codec = Codec(load_tokenizer(folder))
     if codec.world_role != "tool":
-        print(f"{folder}: its chat template has no tool role, so the world speaks as {codec.world_role!r}")
+        logging.warning("%s: the chat template has no tool role; the world speaks as %r", folder, codec.world_role)
     return codec
 
 

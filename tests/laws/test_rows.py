@@ -208,7 +208,7 @@ MODEL = ModelConfig(
 
 
 def test_engine_logp_is_learner_logp_in_every_row():
-    """A session that starts again is an empty one with a key of its own: no KV, id or draw of the row before is left."""
+    """A session that starts again is an empty one with its own key: no KV, id or draw of the row before is left."""
     own, params, length = codec("silent"), transformer.init(MODEL, jax.random.key(0)), 256
     engine = Engine(
         MODEL, params, version=0, lanes=2, residents=2, capacity=length, view=own.view, end_ids=own.end_ids,

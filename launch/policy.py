@@ -5,6 +5,7 @@ else's. So resuming, evaluating and exporting need nothing but D.
 """
 
 import dataclasses
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -45,7 +46,7 @@ def checked_codec(folder: Path) -> Codec:
     """Errors (ValueError, OSError): no tokenizer there, or a template in which the world has no role."""
     codec = Codec(load_tokenizer(folder), end_ids(folder))
     if codec.world_role != "tool":
-        print(f"{folder}: its chat template has no tool role, so the world speaks as {codec.world_role!r}")
+        logging.warning("%s: the chat template has no tool role; the world speaks as %r", folder, codec.world_role)
     return codec
 
 

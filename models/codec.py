@@ -105,6 +105,7 @@ class Codec:
         self._start_glue = functools.lru_cache(maxsize=1024)(self._derive_start)
         self._turn_glue = functools.cache(self._derive_turn)
         self._keeps = functools.lru_cache(maxsize=4096)(self._template.keeps)
+        self._keeps_all = functools.cache(self._template.keeps_all)
         self.opened = self._template.opened
         end = self._template_end()
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -167,11 +168,10 @@ class Codec:
         return ids
 
     def keeps_turns(self, role: str, thinking: bool = True) -> bool:
-        """Whether turns followed by a `role` message are prefix extensions, with `thinking` also those that hold some:
-        then an episode is one row. Raises ValueError when the template refuses the role.
+        """Whether turns followed by a `role` message are prefix extensions whatever is said, thinking tags in any place
+        included if `thinking`: then an episode is one row. Raises ValueError when the template refuses the role.
         """
-        glue = self._turn_glue(role)
-        return glue.keeps_text and (glue.keeps_thinking or not thinking)
+        return self._keeps_all(role, thinking)
 
     def turn_text(self, sampled_ids: Sequence[int]) -> str:
         """The content of the assistant's message that was sampled: with what the generation prompt opened, without an

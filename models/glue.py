@@ -20,9 +20,24 @@ Outline = tuple[str, str]  # role, text with SLOTs
 
 _TAGS = re.compile(r"(\s*</?think>\s*)")
 _OPENED = re.compile(r"<think>\s*\Z")
-# Llama's templates write the date into the system turn, and fall back to this one where there is no clock. Ids must not
-# depend on the day of a run.
-_DATE = datetime.date(2024, 7, 26)
+# Forms that a turn may take, thinking in and out of order included: what templates were seen to tell apart.
+_FORMS = (
+    "",
+    SLOT,
+    f"<think>{SLOT}",
+    f"{SLOT}</think>{SLOT}",
+    f"<think></think>{SLOT}",
+    f"<think>{SLOT}</think>{SLOT}",
+    f"{SLOT}<think>{SLOT}</think>{SLOT}<think>{SLOT}</think>",
+)
+# Templates that ask the clock (Llama 3.2 writes the date into the system turn) always hear the day that Llama's fall
+# back to where there is none: ids must not depend on the day of a run.
+_DAY = datetime.datetime(2024, 7, 26)
+_CLOCK = (
+    "{% macro strftime_now(form) %}{{ form"
+    + "".join(f" | replace('{part}', '{_DAY.strftime(part)}')" for part in "%d %b %B %m %Y %y %A %a %H %M %S".split())
+    + " }}{% endmacro %}{{ '' }}"  # what is printed last keeps a newline with which the template begins
+)
 # How a template may write a content, tried in this order ("\t" around the probe tells the first four apart). Llama's
 # writes tool text as a JSON string; the quotes are glue.
 _SPELLINGS: tuple[Callable[[str], str], ...] = (
@@ -49,6 +64,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
         self._tokenizer = tokenizer
+        source = tokenizer.get_chat_template()
+        self._source = _CLOCK + source if "strftime_now" in source else source
         found = _OPENED.search(self.render([("user", SLOT)]))
         self.opened = found.group() if found else ""  # the thinking tag that the generation prompt opens, if it does
 
@@ -63,7 +80,7 @@ class ChatTemplate:
         messages = [{"role": role, "content": text} for (role, _), text in zip(conversation, contents, strict=True)]
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, strftime_now=_DATE.strftime
+                messages, chat_template=self._source, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as err:
             raise ValueError(
@@ -96,6 +113,16 @@ class ChatTemplate:
         close, after = self.turn(role)
         start, end = _cut(longer, [_mark(slots + said.count(SLOT))])
         return start.endswith(close) and end == after
+
+    def keeps_all(self, role: str, thinking: bool) -> bool:
+        """`keeps` for two turns of any two forms, those with thinking tags only if `thinking`."""
+        forms = [self.opened + form for form in _FORMS if thinking or "think>" not in form]
+        first = [("user", SLOT)]
+        return all(
+            self.keeps(first, one, role)
+            and all(self.keeps([*first, ("assistant", one), (role, SLOT)], other, role) for other in forms)
+            for one in forms
+        )
 
     def turn(self, role: str) -> tuple[str, str]:
         """Text from the end of an assistant's turn to the content of the `role` message after it, and from there on."""

@@ -370,8 +370,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
         "rl/rollout/worker.py",
-        "self._append(ids, turn, False, [0.0] * len(ids), [-1] * len(ids))",
-        "self._append(ids, turn, True, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, True, [0.0] * len(ids), [-1] * len(ids))",
     ),
     Mutant(
         "tests/models/test_codec.py::test_end_of_turn_is_glue_unless_sampled",
@@ -402,6 +402,92 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/types.py",
         'if zlib.crc32(payload).to_bytes(4, "big") != checksum:',
         "if False:",
+    ),
+    # -- chat templates: turn by turn is one render; what the template rewrites is told
+    Mutant(
+        "tests/models/test_families.py::test_turn_by_turn_is_one_render",
+        "models/glue.py",
+        "lambda text: json.dumps(text, ensure_ascii=False)[1:-1],",
+        "lambda text: text if json.dumps(text, ensure_ascii=False)[1:-1] else text,",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_control_ids_are_those_of_the_glue",
+        "models/codec.py",
+        "ids += self.encode_action(text) if owns[slot] else self._world(text)",
+        "ids += self._full.encode(text, add_special_tokens=False).ids",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_what_is_extended_is_the_render_and_nothing_else_is",
+        "models/glue.py",
+        "if not longer.startswith(seen.rstrip()) or not _squeeze(longer).startswith(_squeeze(turn)):",
+        "if not _squeeze(turn):",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_only_the_newest_thinking_is_kept",
+        "models/codec.py",
+        "if before:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_end_ids_are_the_union",
+        "models/codec.py",
+        "self.end_ids = tuple(dict.fromkeys([end, *eos, *map(int, extra_end_ids)]))",
+        "self.end_ids = tuple(dict.fromkeys([end, *eos]))",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_ids_do_not_depend_on_the_day",
+        "models/glue.py",
+        'self._source = _CLOCK + source if "strftime_now" in source else source',
+        "self._source = source",
+    ),
+    # -- episodes of several rows: nothing sampled is lost or trained twice; the sequence mean counts an episode once
+    Mutant(
+        "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
+        "rl/rollout/worker.py",
+        "self._rows.append({name: [] for name in ROW_DTYPES})",
+        "self._rows = [{name: [] for name in ROW_DTYPES}]",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
+        "rl/rollout/worker.py",
+        "return self._codec.start(self.messages), True",
+        "return self._codec.start(before), True",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
+        "rl/rollout/worker.py",
+        "session.restart(index + 1)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
+        "rl/rollout/engine.py",
+        "session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing",
+        "session._ids = []",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
+        "rl/rollout/engine.py",
+        "session.key = fold_in(session._first_key, 2**30 + turn)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
+        "rl/rollout/batcher.py",
+        "actions = sum(int(row.action_mask.sum()) for row in trained)",
+        "actions = int(trained[-1].action_mask.sum()) if trained else 0",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
+        "rl/losses/reduce.py",
+        "episodes = jnp.sum(share)\n",
+        "episodes = jnp.round(jnp.sum(share))\n",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
+        "rl/losses/recipes.py",
+        "return reduce_loss(loss, mask, batch.segment, how=reduce, length=length, share=batch.episode_share), metrics",
+        "return reduce_loss(loss, mask, batch.segment, how=reduce, length=length), metrics",
     ),
     # -- answers: the last complete pair counts; world text forges nothing
     Mutant(

@@ -35,6 +35,7 @@ setup(
     ],
     extras_require={
         "test": ["hypothesis>=6.170,<7", "pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "ruff>=0.17,<0.18"],
+        "parity": ["torch==2.13.0"],  # what the golden files are computed with; a build for the CPU is enough
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
     },

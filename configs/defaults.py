@@ -36,6 +36,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.model.init = "normal"
     c.model.dtype = "float32"
     c.model.remat = "none"
+    c.model.attention = "auto"  # the kernel over packed rows: by platform, or "xla", "cudnn", "splash"
 
     c.mesh = ml_collections.ConfigDict()
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1

@@ -39,6 +39,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.model.init = "normal"
     c.model.dtype = "float32"
     c.model.remat = "none"
+    c.model.attention = "auto"  # the kernel over packed rows: by platform, or "xla", "cudnn", "splash"
 
     c.lora = ml_collections.ConfigDict()
     c.lora.rank = 0  # > 0: adapters W + alpha/rank A B alone are trained; everything else is frozen

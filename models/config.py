@@ -9,6 +9,8 @@ Remat = Literal["none", "full", "dots"]
 Attend = Literal["auto", "xla", "cudnn", "splash"]
 LORA_TARGETS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
+# The window of full attention among layers that have windows: more tokens than any sequence has.
+FULL = 2**30
 # Which numbers of a RopeScaling each kind reads, beside its factor; any other must stay at its default.
 _READ_BY_KIND = {
     "linear": (),
@@ -80,8 +82,8 @@ class LayerSpec:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window: got {self.window}, want at least 1 token, or None for full attention")
+        if self.window is not None and not 1 <= self.window < FULL:
+            raise ValueError(f"window: got {self.window}, want 1 token to {FULL - 1}, or None for full attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +150,11 @@ class ModelConfig:
         return self.n_heads // self.n_kv_heads
 
     @property
-    def windowed(self) -> bool:
-        """Whether any layer has a sliding window."""
-        return any(layer.window is not None for layer in self.layers)
+    def windows(self) -> tuple[int, ...]:
+        """How far back each layer sees, in tokens, `FULL` for all; empty if no layer has a sliding window."""
+        if all(layer.window is None for layer in self.layers):
+            return ()
+        return tuple(FULL if layer.window is None else layer.window for layer in self.layers)
 
     @property
     def embed_scale(self) -> float:

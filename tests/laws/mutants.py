@@ -680,6 +680,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "import dataclasses",
         "import dataclasses, jax",
     ),
+    # -- the decoder: exactly what transformers computes; every kernel keeps segments and windows; memory as promised
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "inv_freq = np.float32(1) / stretch",
+        "inv_freq = (theta ** -exponent.astype(np.float64)).astype(np.float32)",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "return factor * jnp.cos(angle), factor * jnp.sin(angle)",
+        "return jnp.cos(angle), jnp.sin(angle)",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "long, short = wavelength > length / low, wavelength < length / high",
+        "long, short = wavelength > length / high, wavelength < length / high",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "begin, end = math.floor(begin), math.ceil(end)",
+        "begin, end = math.ceil(begin), math.floor(end)",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "mixed = jax.vmap(kernel)(q, k, v, splash.SegmentIds(segment, segment))",
+        "mixed = jax.vmap(kernel)(q, k, v, splash.SegmentIds(0 * segment, 0 * segment))",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "seen = segment[:, None, :, None] == segment[:, None, None, :]",
+        "seen = segment[:, None, :, None] >= segment[:, None, None, :]",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "mask = splash.LocalMask(shape, window_size=(window - 1, 0), offset=0)",
+        "mask = splash.LocalMask(shape, window_size=(window, 0), offset=0)",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "seen = seen & (jnp.arange(begin, end)[:, None] - jnp.arange(end)[None, :] < window)",
+        "seen = seen & (jnp.arange(begin, end)[:, None] - jnp.arange(end)[None, :] <= window)",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "seen = seen & (token[:, None] - token[None, :] < window)",
+        "seen = seen & (token[:, None] - token[None, :] <= window)",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_the_cached_path_computes_the_same_logits",
+        "models/transformer.py",
+        "near = seen if window is None else [s & (far < window) for s, far in zip(seen, back, strict=True)]",
+        "near = seen",
+    ),
+    Mutant(
+        "tests/models/test_generate.py::test_sampled_logp_equals_the_learners_at_each_temperature",
+        "models/generate.py",
+        "recent = Past(*columns, fed, (position - state.step)[:, None] + jnp.arange(n))",
+        "recent = Past(*columns, fed, position[:, None] + jnp.arange(n))",
+    ),
+    Mutant(
+        "tests/models/test_memory.py::test_chunked_log_probabilities_never_hold_all_logits",
+        "models/logprobs.py",
+        "again = jax.checkpoint(score)",
+        "again = score",
+    ),
+    Mutant(
+        "tests/models/test_memory.py::test_remat_policies_are_ordered_by_memory",
+        "models/transformer.py",
+        'policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None',
+        "policy = None",
+    ),
 )
 
 

@@ -4,14 +4,13 @@ Adapters are merged. The folder is read back and compared, number by number, bef
 loads it (AutoModelForCausalLM, AutoTokenizer).
 """
 
-import dataclasses
 import shutil
 from pathlib import Path
 
 from absl import flags
 
 from launch import cli
-from launch.plan import COMPUTE, make_plan, on_one_device
+from launch.plan import make_plan, on_one_device
 
 
 def export(workdir: Path, out: Path, *, best: bool = True) -> int:
@@ -40,8 +39,7 @@ def export(workdir: Path, out: Path, *, best: bool = True) -> int:
     hf.save(params, model, temporary, tokenizer=load_tokenizer(workdir / "tokenizer"), end_ids=codec.end_ids)
 
     again, read = hf.load(temporary)
-    # How it is computed (dtype, remat, kernel) is no part of a folder.
-    if read != dataclasses.replace(model, **{name: getattr(read, name) for name in COMPUTE}):
+    if hf.describe(read) != hf.describe(model):
         raise RuntimeError(f"{temporary}: the config reads back as {read}, want {model}; nothing was exported")
     differ = [
         jax.tree_util.keystr(path, simple=True, separator="/")

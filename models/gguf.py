@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from models.config import ModelConfig, RopeScaling
 from models.gguf_tokenizer import build_tokenizer
+from models.hf_config import unscaled
 from models.layout import Place, assemble, named_places, their_shape, to_ours
 from models.sharding import RULES
 from models.transformer import Params
@@ -196,7 +197,7 @@ def _scaling(file: File, arch: str, rest: dict[str, Any], head_dim: int, theta: 
         divisors = file.tensors["rope_freqs.weight"][slice(None)]
         return _llama3(file, divisors, head_dim, theta, length or 8192)
     if kind == "none" and factor in (None, 1.0):
-        return None
+        return unscaled(theta)
     if factor is None or kind not in ("linear", "yarn", "none"):
         raise ValueError(f"{file.path}: {arch}.rope.scaling: got {kind!r} with factor {factor}, want linear or yarn")
     if kind == "yarn":

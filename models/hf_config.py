@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.config import LayerSpec, ModelConfig, RopeScaling
+from models.rope import UNSCALED_THETA
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -116,6 +117,11 @@ def _layers(kind: str, theirs: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(window if name == "sliding_attention" else None) for name in types)
 
 
+def unscaled(theta: float) -> RopeScaling | None:
+    """How a rope that is not scaled is written, so that its frequencies are rounded as theirs (see models/rope.py)."""
+    return RopeScaling("linear", 1.0) if theta == UNSCALED_THETA else None
+
+
 def _rope(theirs: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """θ and its scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
     nested, legacy = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
@@ -125,7 +131,8 @@ def _rope(theirs: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     found = {_scaling(d, theirs) for d in (nested, legacy) if d}
     if len(found) > 1:
         raise ValueError(f"rope: got rope_parameters={nested} and rope_scaling={legacy}, want them to agree")
-    return values.pop(), found.pop() if found else None
+    theta, scaling = values.pop(), found.pop() if found else None
+    return theta, scaling or unscaled(theta)
 
 
 def _scaling(theirs: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling | None:
@@ -183,6 +190,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     kind = family(config)
     scaling, longest = config.rope_scaling, 32768
     rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling == RopeScaling("linear", 1.0):
+        scaling = None
     if scaling is not None:
         rope = {"rope_type": scaling.kind}
         rope |= {_ROPE_NAMES[name]: getattr(scaling, name) for name in _ROPE_READ[scaling.kind]}

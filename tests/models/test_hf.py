@@ -168,6 +168,14 @@ def test_scaled_ropes_go_there_and_back(kind, tmp_path):
         assert hf.read_config(read) == config
 
 
+def test_a_plain_rope_is_rounded_as_theirs():
+    """At θ = 10000 a policy of our own keeps another rounding (models/rope.py); a folder's must be theirs."""
+    ours = dataclasses.replace(LLAMA, rope_theta=10_000.0)
+    theirs = dataclasses.replace(ours, rope_scaling=RopeScaling("linear", 1.0))
+    assert described(ours) == described(theirs) and described(ours)["rope_scaling"] is None
+    assert hf.read_config(described(ours)) == theirs
+
+
 def test_published_rope_scalings():
     # Llama 3.1, as its config.json has it; and the Qwen2.5 card's YaRN (old names, length from the top level)
     llama = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

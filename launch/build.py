@@ -42,8 +42,9 @@ def build_world(plan: Plan) -> World:
 
 
 def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> None:
-    """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made. Errors: ValueError,
-    OSError.
+    """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made.
+
+    Errors: ValueError, OSError.
     """
     codec = policy.check_model(plan)
     world = build_world(plan)

@@ -176,7 +176,9 @@ def _sampled() -> dict[str, Any]:
 def want_model(plan: Plan, of_a_run: Sequence[str] = ()) -> None:
     """That a plan without a run names a model, and that no flag speaks of a run. Errors: ConfigError."""
     if not plan.model_path:
-        raise cli.ConfigError("--config without --workdir: its model.path is empty; want one that names a model, or a run")
+        raise cli.ConfigError(
+            "--config without --workdir: its model.path is empty; want one that names a model, or a run"
+        )
     if of_a_run:
         raise cli.ConfigError(f"--{of_a_run[0]}: is of a run in --workdir; leave it out")
 

@@ -56,7 +56,9 @@ def ask(plan: Plan, workdir: Path | None, question: str, max_tokens: int, greedy
     ids = codec.start([Message("user", question)])
     with cli.validating():
         if len(ids) + max_tokens > plan.engine.capacity:
-            raise cli.ConfigError(f"--ask: {len(ids)} + {max_tokens} tokens do not fit {plan.engine.capacity=}; raise it")
+            raise cli.ConfigError(
+                f"--ask: {len(ids)} + {max_tokens} tokens do not fit {plan.engine.capacity=}; raise it"
+            )
     plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, lanes=1, residents=1, prefill_rows=1))
     engine = build.build_engine(plan, model, params, 0, codec)
     try:
@@ -130,8 +132,8 @@ def main(_) -> None:
         named = [name for name in ("workdir", "config", "policy") if given[name].value is not None]
         if len(named) != 1:
             raise cli.ConfigError(
-                "want one of --workdir=D (a run), --config=F.py (its model.path) and --policy=NAME (a scripted policy, or "
-                f"me); got {named}"
+                "want one of --workdir=D (a run), --config=F.py (its model.path) and --policy=NAME (a scripted policy, "
+                f"or me); got {named}"
             )
         if given.ask and given.policy:
             raise cli.ConfigError("--ask: a scripted policy answers no questions; leave out --ask or --policy")

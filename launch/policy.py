@@ -1,7 +1,7 @@
 """Codec, model and first weights of a run: made from nothing, or somebody else's (`model.path`).
 
-A run keeps a whole copy of what it reads and writes by: D/tokenizer, with the model's config.json where that is somebody
-else's. So resuming, evaluating and exporting need nothing but D.
+A run keeps a whole copy of what it reads and writes by: D/tokenizer, with the model's config.json where that is
+somebody else's. So resuming, evaluating and exporting need nothing but D.
 """
 
 import dataclasses

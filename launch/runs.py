@@ -59,8 +59,8 @@ def check_start(plan: Plan, workdir: Path, init: Path | None) -> None:
 def starting_params(
     plan: Plan, model: ModelConfig, workdir: Path, init: Path | None, learner: Learner, key: jax.Array
 ) -> Any:
-    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else those of
-    model.path, else new.
+    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else those
+    of model.path, else new.
 
     They are kept, so that a resumed run, and its reference policy, need neither `--init` nor the folder that it named.
     What `init` trained as adapters is merged, and this plan's own adapters are fresh.

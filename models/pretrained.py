@@ -54,7 +54,7 @@ def packaged(package: str) -> pathlib.Path:
 
 
 def check(path: pathlib.Path) -> ModelConfig:
-    """The config of what `path` holds, its every tensor accounted for; no weight is read. Errors: ValueError, OSError."""
+    """The config of what `path` holds, every tensor accounted for; no weight is read. Errors: ValueError, OSError."""
     if path.is_dir():
         return hf.check(path)
     file = gguf.open_file(path)

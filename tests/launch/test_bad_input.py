@@ -109,7 +109,10 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --reward=m:f --workdir={}/run", "--reward: a run in --workdir has its own"),
         ("train --config=configs/quickstart.py --reward=m:f --workdir={}/new", "world does not take it"),
         ("train --config={}/few.py:{} --config.model.path={}/cut.gguf --workdir={}/new", "cut.gguf: not a GGUF file"),
-        ("train --config={}/few.py:{} --config.model.path={}/pickled --workdir={}/new", "model.bin: weights as a pickle"),
+        (
+            "train --config={}/few.py:{} --config.model.path={}/pickled --workdir={}/new",
+            "model.bin: weights as a pickle",
+        ),
         ("play --config=configs/quickstart.py --ask=Who", "its model.path is empty; want one that names a model"),
         ("export --workdir={}/run --out={}/notes", "want a new folder in one that exists"),
         ("sft --workdir={}/cut", "config.json: unreadable"),

@@ -274,7 +274,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_lora.py::test_a_stage_starts_from_the_merged_one_before_it_and_resumes_alone",
-        "launch/build.py",
+        "launch/policy.py",
         "params = jax.jit(lora.merge)(params) if lora.adapted(params) else params",
         "params = lora.base(params)",
     ),

@@ -215,7 +215,7 @@ def test_rope_scaling(tmp_path):
     assert pretrained.check(path).rope_scaling == RopeScaling("yarn", 4.0, original_length=32768)
     written(path, more={"rope_freqs.weight": llama3_table(32.0)})
     assert pretrained.check(path).rope_scaling == RopeScaling("llama3", 32.0, original_length=8192)
-    written(path, more={"rope_freqs.weight": llama3_table(32.0, low=2.0)})
+    written(path, more={"rope_freqs.weight": llama3_table(32.0, length=4096)})
     with pytest.raises(ValueError, match="m.gguf: tensor 'rope_freqs.weight': got another table"):
         pretrained.check(path)
 
@@ -290,7 +290,10 @@ def test_the_description_is_a_folder_that_a_codec_reads(tmp_path):
         ({"drop": ["blk.1.ffn_up.weight"]}, "got no tensor 'blk.1.ffn_up.weight'"),
         ({"drop": ["token_embd.weight"]}, "got no tensor 'token_embd.weight'"),
         ({"more": {"blk.0.ffn_gate_inp.weight": np.ones((4, 32), np.float32)}}, "no place for: .*ffn_gate_inp"),
-        ({"more": {"blk.0.attn_k.weight": np.ones((8, 32), np.float32)}}, r"'blk.0.attn_k.weight': got shape \(8, 32\)"),
+        (
+            {"more": {"blk.0.attn_k.weight": np.ones((8, 32), np.float32)}},
+            r"'blk.0.attn_k.weight': got shape \(8, 32\)",
+        ),
         ({"changes": {"llama.attention.head_count": None}}, "llama.attention.head_count: got None"),
         ({"changes": {"llama.feed_forward_length": [64, 64]}}, "feed_forward_length: got .* want one number"),
         ({"changes": {"llama.expert_count": 8}}, "llama.expert_count: got 8, which the decoder does not compute"),

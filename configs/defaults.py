@@ -22,6 +22,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.tokenizer.path = ""  # a Hugging Face folder instead
 
     c.model = ml_collections.ConfigDict()
+    # A Hugging Face folder, a .gguf file, or package:NAME of an installed package that holds one: shape, weights and
+    # tokenizer come from there. Of the keys below only dtype and remat may then be set.
+    c.model.path = ""
     c.model.d_model = 128
     c.model.n_layers = 3
     c.model.n_heads = 4
@@ -36,6 +39,12 @@ def defaults() -> ml_collections.ConfigDict:
     c.model.init = "normal"
     c.model.dtype = "float32"
     c.model.remat = "none"
+    c.model.attention = "auto"  # the kernel over packed rows: by platform, or "xla", "cudnn", "splash"
+
+    c.lora = ml_collections.ConfigDict()
+    c.lora.rank = 0  # > 0: adapters W + alpha/rank A B alone are trained; everything else is frozen
+    c.lora.alpha = 16.0
+    c.lora.targets = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
     c.mesh = ml_collections.ConfigDict()
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,14 +12,14 @@ import jax
 from tqdm import tqdm
 
 from envs import choose_tasks, dataset, make_world
-from envs.base import Task, World
+from envs.base import EnvSpec, Task, World
 from envs.play import play
+from launch import policy
 from launch.plan import Plan
 from models.codec import Codec
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.sharding import make_mesh
-from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.curriculum import fingerprint, permutation
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
@@ -43,7 +42,11 @@ def build_world(plan: Plan) -> World:
 
 
 def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> None:
-    """Whatever can be wrong with world, tasks, terms and tokenizer, before a workdir is made. Errors: ValueError."""
+    """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made.
+
+    Errors: ValueError, OSError.
+    """
+    codec = policy.check_model(plan)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
     choose_tasks(world, "train", 1, plan.seed)
@@ -53,33 +56,26 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
     world.make_env().close()  # opens what instances share: an index, say
-    if plan.tokenizer_path:
-        _checked_codec(Path(plan.tokenizer_path))
+    if codec is not None:
+        check_rows(plan, codec, world)
 
 
-def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
-    """The codec of a run, its tokenizer kept in `folder`: a copy of the plan's, or trained on the world's texts."""
-    if not folder.exists():
-        temporary = folder.with_name(f"{folder.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        if plan.tokenizer_path:
-            shutil.copytree(plan.tokenizer_path, temporary)
-        else:
-            train_tokenizer(world.texts(), plan.vocab_size, temporary)
-        temporary.rename(folder)  # whole or not at all
-    return _checked_codec(folder)
+def is_one_row(codec: Codec) -> bool:
+    """Whether an episode is one row whatever is said in it: the chat template leaves earlier turns as they were."""
+    return codec.keeps_turns(codec.world_role)
 
 
-def load_codec(workdir: Path) -> Codec:
-    """The codec of a run that exists already."""
-    return _checked_codec(workdir / "tokenizer")
-
-
-def _checked_codec(folder: Path) -> Codec:
-    """Errors (ValueError): no tokenizer there, or a template under which a turn does not extend the ids before it."""
-    codec = Codec(load_tokenizer(folder))
-    codec.check_turns("tool", True)
-    return codec
+def check_rows(plan: Plan, codec: Codec, world: World) -> None:
+    """Errors (ValueError): a batch may not hold the rows of its episodes. Nothing is left out while a run goes on."""
+    if is_one_row(codec):
+        return
+    episodes, turns = plan.rl.groups_per_batch * plan.rl.group_size, env_spec(world).max_turns
+    if plan.batch.rows < episodes * turns:
+        raise ValueError(
+            f"batch.rows={plan.batch.rows} < {episodes} episodes x {turns} turns = {episodes * turns}: the chat "
+            "template rewrites earlier turns (it drops their thinking, say), so each turn may begin a row; raise "
+            "batch.rows (rows without tokens cost nothing), or use a template that keeps its turns"
+        )
 
 
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
@@ -131,13 +127,13 @@ def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
     """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
-    stop = stop_strings(world)
+    stop = env_spec(world).stop
     episodes = [
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
         for i, demo in enumerate(demonstrations)
     ]
     length, per_step = plan.sft.length, plan.sft.rows
-    fitting = [t for t in episodes if len(t.rows[0].tokens) <= length]
+    fitting = [t for t in episodes if max(len(row.tokens) for row in t.rows) <= length]
     if len(fitting) < len(episodes):
         over = len(episodes) - len(fitting)
         print(f"{over} of {len(episodes)} demonstrations are over sft.length={length}: left out")
@@ -145,17 +141,17 @@ def pack_demonstrations(
         raise ValueError(f"no demonstration fits a row of sft.length={length} tokens; raise it")
     episodes = fitting
     none = {(t.ticket, t.member): 0.0 for t in episodes}
-    tokens = sum(len(t.rows[0].tokens) for t in episodes)
+    tokens = sum(len(row.tokens) for t in episodes for row in t.rows)
     rows = 2 * per_step * -(-tokens // (per_step * length))  # room for the padding, cut off below
     shape = {"rows": rows, "length": length, "micro_rows": plan.sft.micro_rows}
     batch, packing = pack(episodes, none, none, **shape, version=0, pad_id=codec.pad_id)
     return jax.tree.map(lambda x: x[: int(packing["rows"])], batch)
 
 
-def stop_strings(world: World) -> tuple[str, ...]:
+def env_spec(world: World) -> EnvSpec:
     env = world.make_env()
     try:
-        return env.spec.stop
+        return env.spec
     finally:
         env.close()
 
@@ -187,10 +183,6 @@ def build_gate(plan: Plan, version: int) -> StalenessGate:
     return gate
 
 
-def build_model(plan: Plan, vocab_size: int) -> ModelConfig:
-    return ModelConfig(vocab_size=vocab_size, **plan.model)
-
-
 def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
     """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, after the warm-up."""
     tx = make_optimizer(
@@ -203,11 +195,11 @@ def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
         b2=plan.rl.b2,
         clip_norm=plan.rl.clip_norm,
     )
-    return _learner(plan, model, recipes.sft(), tx, micro_rows=plan.sft.micro_rows, temperature=1.0)
+    return _learner(plan, model, recipes.sft(), tx, micro_rows=plan.sft.micro_rows, temperature=1.0, ref_is_base=False)
 
 
 def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
-    """The plan's recipe."""
+    """The plan's recipe. With adapters and a KL term the reference is the base that they are on."""
     rl = plan.rl
     tx = make_optimizer(
         learning_rate=rl.learning_rate,
@@ -225,12 +217,18 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         entropy_coef=rl.entropy_coef,
         reduce=rl.reduce,
     )
-    return _learner(plan, model, loss, tx, micro_rows=plan.batch.micro_rows, temperature=plan.rl.temperature)
+    return _learner(
+        plan,
+        model,
+        loss,
+        tx,
+        micro_rows=plan.batch.micro_rows,
+        temperature=rl.temperature,
+        ref_is_base=plan.lora is not None and rl.kl_coef > 0,
+    )
 
 
-def _learner(
-    plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, *, micro_rows: int, temperature: float
-) -> Learner:
+def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **options: Any) -> Learner:
     data, fsdp, tensor = plan.mesh
     mesh = make_mesh(data, fsdp, tensor)
     return make_learner(
@@ -238,9 +236,9 @@ def _learner(
         loss,
         tx,
         mesh,
-        micro_rows=micro_rows,
-        temperature=temperature,
         chunk=plan.batch.logp_chunk,
+        adapters=plan.lora,
+        **options,
     )
 
 
@@ -249,14 +247,17 @@ def build_terms(plan: Plan) -> list[RewardTerm]:
     return outcome.terms(plan.reward_terms, plan.reward_reach, max_shaping=plan.max_shaping)
 
 
-def build_packer(plan: Plan, pad_id: int) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+def build_packer(plan: Plan, codec: Codec, world: World) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+    """`pack` in the shape of the plan's batches. Errors: as `check_rows`."""
+    check_rows(plan, codec, world)
     return partial(
         pack,
         rows=plan.batch.rows,
         length=plan.batch.length,
         micro_rows=plan.batch.micro_rows,
-        pad_id=pad_id,
+        pad_id=codec.pad_id,
         max_staleness=plan.rl.max_staleness,
+        shares=not is_one_row(codec),
     )
 
 

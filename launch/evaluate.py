@@ -1,18 +1,20 @@
 """Measure a run or a scripted policy on a split: one JSON object, printed and (with --out) written.
 
     python -m launch.evaluate --workdir=D --split=test --n=256 [--greedy] [--samples=4] [--newest]
+    python -m launch.evaluate --config=configs/search_smollm2.py --split=test --n=128    (model.path as it is)
     python -m launch.evaluate --policy=gold --world=search --split=test --n=256
 
 Keys: n success success_ci pass_at_k turns tokens status exploited (rl/metrics/success.py says what each means).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from envs import choose_tasks, make_world
 from envs.base import Env, Observation, Step, Task, World
 from launch import cli
 from launch.plan import Plan, make_plan, on_one_device
@@ -24,7 +26,7 @@ def of_run(
     *,
     split: str,
     n: int,
-    samplings: dict[str, Any],
+    samplings: Mapping[str, Any],
     samples: int = 1,
     seed: int = 0,
     best: bool = True,
@@ -33,25 +35,24 @@ def of_run(
 
     The episodes are kept in `workdir`/episodes_{split}, one file for each of `samplings`; another call replaces them.
     """
-    from envs import choose_tasks
-    from launch import build, runs
+    from launch import build, policy, runs
     from rl.episodes import EpisodeLog
     from rl.types import Trajectory
 
     plan = on_one_device(plan)
     with cli.validating():
         world = build.build_world(plan)
-        codec = build.load_codec(workdir)
-        model = build.build_model(plan, codec.vocab_size)
+        codec = policy.load_codec(workdir)
+        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         tasks = choose_tasks(world, split, n, seed)
     build.use_compilation_cache()
     with cli.validating():  # what a checkpoint holds, and that it is whole
         params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
-    summaries = {}
     with (
         build.serving(plan, model, params, 0, world, codec) as (_, pool),
         EpisodeLog(workdir, folder=f"episodes_{split}") as log,
     ):
+        summaries = {}
         for i, (name, sampling) in enumerate(samplings.items()):
             played: list[Trajectory] = []
             how = {"samples": samples, "sampling": sampling, "seed": seed, "keep": played}
@@ -60,6 +61,21 @@ def of_run(
                 log.append(trajectory)
             log.end_step(i)
     return summaries
+
+
+def of_model(plan: Plan, *, split: str, n: int, sampling: Any, samples: int = 1, seed: int = 0) -> dict[str, Any]:
+    """The summary of model.path as it is, before any training; its episodes are not kept."""
+    from launch import build, policy
+
+    plan = on_one_device(plan)
+    with cli.validating():
+        world = build.build_world(plan)
+        tasks = choose_tasks(world, split, n, seed)
+        codec, model = policy.describe(plan)
+        params = policy.load_weights(plan)
+    build.use_compilation_cache()
+    with build.serving(plan, model, params, 0, world, codec) as (_, pool):
+        return build.play_all(pool, tasks, samples=samples, sampling=sampling, seed=seed)
 
 
 class _Watched:
@@ -103,8 +119,12 @@ def of_policy(world: World, policy: str, tasks: Sequence[Task]) -> dict[str, Any
 
 def main(_) -> None:
     with cli.validating():
-        if bool(flags.FLAGS.policy) == bool(flags.FLAGS.workdir):
-            raise cli.ConfigError("want one of --workdir=D (a run) and --policy=NAME (a scripted policy)")
+        if flags.FLAGS.policy and flags.FLAGS.workdir:
+            raise cli.ConfigError("got --policy and --workdir, want one: a scripted policy, or a run")
+        if not (flags.FLAGS.policy or flags.FLAGS.workdir or flags.FLAGS.config is not None):
+            raise cli.ConfigError(
+                "want one of --workdir=D (a run), --config=F.py (its model.path) and --policy=NAME (a scripted policy)"
+            )
         if flags.FLAGS.config is not None and flags.FLAGS.workdir:
             raise cli.ConfigError("--config: a run in --workdir has its own config; leave --config out")
         out = Path(flags.FLAGS.out).absolute() if flags.FLAGS.out else None
@@ -113,7 +133,7 @@ def main(_) -> None:
         given = [name for name in ("samples", "greedy", "newest") if flags.FLAGS[name].present]
         if flags.FLAGS.policy and given:
             raise cli.ConfigError(f"--{given[0]}: a scripted policy samples nothing; leave it out")
-    result = _scripted() if flags.FLAGS.policy else _trained(Path(flags.FLAGS.workdir))
+    result = _scripted() if flags.FLAGS.policy else _sampled()
     text = json.dumps(result)
     print(text)
     if out:
@@ -121,8 +141,6 @@ def main(_) -> None:
 
 
 def _scripted() -> dict[str, Any]:
-    from envs import choose_tasks, make_world
-
     with cli.validating():
         plan = make_plan(flags.FLAGS.config) if flags.FLAGS.config is not None else None
         world = make_world(plan.world, **plan.world_options) if plan else make_world(flags.FLAGS.world)
@@ -134,9 +152,12 @@ def _scripted() -> dict[str, Any]:
     return of_policy(world, flags.FLAGS.policy, tasks)
 
 
-def _trained(workdir: Path) -> dict[str, Any]:
+def _sampled() -> dict[str, Any]:
+    workdir = flags.FLAGS.workdir
     with cli.validating():
-        plan = make_plan(cli.resolve(None, str(workdir)))
+        plan = make_plan(cli.resolve(flags.FLAGS.config, workdir))
+        if not workdir:
+            want_model(plan, [name for name in ("newest",) if flags.FLAGS[name].present])
 
     from models.sampling import Sampling
 
@@ -146,9 +167,20 @@ def _trained(workdir: Path) -> dict[str, Any]:
         "n": flags.FLAGS.n,
         "samples": flags.FLAGS.samples,
         "seed": flags.FLAGS.seed,
-        "best": not flags.FLAGS.newest,
     }
-    return of_run(plan, workdir, samplings={"policy": sampling}, **how)["policy"]
+    if not workdir:
+        return of_model(plan, sampling=sampling, **how)
+    return of_run(plan, Path(workdir), samplings={"policy": sampling}, best=not flags.FLAGS.newest, **how)["policy"]
+
+
+def want_model(plan: Plan, of_a_run: Sequence[str] = ()) -> None:
+    """That a plan without a run names a model, and that no flag speaks of a run. Errors: ConfigError."""
+    if not plan.model_path:
+        raise cli.ConfigError(
+            "--config without --workdir: its model.path is empty; want one that names a model, or a run"
+        )
+    if of_a_run:
+        raise cli.ConfigError(f"--{of_a_run[0]}: is of a run in --workdir; leave it out")
 
 
 def define_flags() -> None:

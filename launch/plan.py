@@ -8,8 +8,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from configs.defaults import defaults
 from launch.cli import ConfigError, ReadTracker, assert_all_read, validating
-from models.config import ModelConfig
+from models.config import Lora, ModelConfig
+
+COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,9 @@ class Plan:
     world_options: Mapping[str, Any]
     tokenizer_path: str
     vocab_size: int
+    model_path: str  # where shape, weights and tokenizer come from; "": from the keys of `model`, and from nothing
     model: Mapping[str, Any]  # keyword arguments of models.config.ModelConfig, but for vocab_size
+    lora: Lora | None  # None: everything is trained
     mesh: tuple[int, int, int]  # data, fsdp, tensor
     batch: BatchPlan
     engine: EnginePlan
@@ -120,7 +125,9 @@ def make_plan(config) -> Plan:
         world_options=read.section("world.options"),
         tokenizer_path=read.typed("tokenizer.path", str),
         vocab_size=read.typed("tokenizer.vocab_size", int),
+        model_path=read.typed("model.path", str),
         model=_model(read),
+        lora=_lora(read),
         mesh=tuple(read.typed(f"mesh.{axis}", int) for axis in ("data", "fsdp", "tensor")),
         batch=read.into(BatchPlan, "batch"),
         engine=read.into(EnginePlan, "engine", contexts=_contexts(read)),
@@ -155,15 +162,34 @@ def check_single_device(plan: Plan) -> None:
 
 
 def _model(read: ReadTracker) -> dict[str, Any]:
-    """Keyword arguments of a ModelConfig that exists: made here once, so that what it refuses is refused first."""
+    """Keyword arguments of a ModelConfig that exists: made here once, so that what it refuses is refused first.
+
+    With model.path they are what the config sets beside the defaults, and how to compute, which no file says.
+    """
     with validating():
-        model = dataclasses.asdict(read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int)))
-    width = model["n_kv_heads"] * model["head_dim"]
+        model = read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int))
+    width = model.n_kv_heads * model.head_dim
     _refuse(
-        model["init"] == "mimetic" and width > model["d_model"],
-        f"model.init='mimetic': got n_kv_heads x head_dim = {width}, wanted at most model.d_model={model['d_model']}",
+        model.init == "mimetic" and width > model.d_model,
+        f"model.init='mimetic': got n_kv_heads x head_dim = {width}, wanted at most model.d_model={model.d_model}",
     )
-    return {name: value for name, value in model.items() if name != "vocab_size"}
+    given = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f"model.{f.name}" in read.read()}
+    if not read.typed("model.path", str):
+        return given
+    unset = defaults().model
+    return {name: value for name, value in given.items() if name in COMPUTE or unset.get(name) != value}
+
+
+def _lora(read: ReadTracker) -> Lora | None:
+    """None where the rank is 0, whatever the other two are."""
+    rank, alpha, targets = read.typed("lora.rank", int), read.typed("lora.alpha", float), read["lora.targets"]
+    _refuse(
+        not isinstance(targets, tuple | list) or not all(type(name) is str for name in targets),
+        f"lora.targets: got {targets!r}, wanted a tuple of names",
+    )
+    _refuse(rank < 0, f"lora.rank: got {rank}, wanted at least 0 (0: everything is trained)")
+    with validating():
+        return Lora(rank, alpha, tuple(targets)) if rank else None
 
 
 def _contexts(read: ReadTracker) -> tuple[int, ...]:
@@ -313,7 +339,12 @@ def _check_rl(plan: Plan) -> None:
 
 
 def _check_rest(plan: Plan) -> None:
-    """Evaluation; and of the reward, what its terms do not see (rl.rewards.outcome.terms checks the terms)."""
+    """Evaluation; the tokenizer; of the reward, what its terms do not see (rl.rewards.outcome.terms checks those)."""
+    _refuse(
+        bool(plan.model_path and plan.tokenizer_path),
+        f"tokenizer.path={plan.tokenizer_path!r} with model.path={plan.model_path!r}: the tokenizer comes from there; "
+        "leave tokenizer.path out",
+    )
     _refuse(plan.eval.split not in ("validation", "test"), f"eval.split={plan.eval.split!r}: wanted validation or test")
     stray = sorted(plan.reward_reach.keys() - plan.reward_terms.keys())
     _refuse(bool(stray), f"reward.reach: got {stray}, wanted names of reward.terms: {sorted(plan.reward_terms)}")

@@ -1,14 +1,24 @@
 """Watch one episode in the terminal: `python -m launch.play --workdir=D --split=validation --index=3 [--greedy]`.
 
-With `--policy=gold` a scripted policy plays; with `--policy=me` you do, typing each action.
+With `--config=F.py` the model of its model.path plays as it is, untrained. With `--policy=gold` a scripted policy does;
+with `--policy=me` you do, typing each action. `--ask="..."` puts a question of yours to the run or the model instead:
+
+    python -m launch.play --config=configs/search_smollm2.py --ask="What is the capital of France?" --greedy
 """
 
+import dataclasses
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
+from envs import task_at
+from envs.base import Message
 from launch import cli
-from launch.plan import make_plan, on_one_device
+from launch.evaluate import want_model
+from launch.plan import Plan, make_plan, on_one_device
 
 
 def show(task, turns, facts) -> None:
@@ -21,19 +31,62 @@ def show(task, turns, facts) -> None:
     print("  ".join(f"{name}={value}" for name, value in facts.items()), f" answers={task.data['answers']}")
 
 
-def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> None:
-    from envs import task_at
-    from launch import build, runs
+def open_policy(plan: Plan, workdir: Path | None) -> tuple[Any, Any, Any]:
+    """Codec, model and parameters of a run's best checkpoint, or, without a run, of the plan's model.path."""
+    from launch import build, policy, runs
+
+    with cli.validating():
+        if workdir is None:
+            return *policy.describe(plan), policy.load_weights(plan)
+        codec = policy.load_codec(workdir)
+        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
+        return codec, model, runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=True)
+
+
+def ask(plan: Plan, workdir: Path | None, question: str, max_tokens: int, greedy: bool, seed: int) -> None:
+    """The answer on stdout; what it cost on stderr."""
+    from launch import build
+    from models.sampling import Sampling
+    from rl.rollout.keys import request_key
+
+    began = time.monotonic()
+    codec, model, params = open_policy(plan, workdir)
+    loaded = time.monotonic()
+    build.use_compilation_cache()
+    ids = codec.start([Message("user", question)])
+    with cli.validating():
+        if len(ids) + max_tokens > plan.engine.capacity:
+            raise cli.ConfigError(
+                f"--ask: {len(ids)} + {max_tokens} tokens do not fit {plan.engine.capacity=}; raise it"
+            )
+    plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, lanes=1, residents=1, prefill_rows=1))
+    engine = build.build_engine(plan, model, params, 0, codec)
+    try:
+        compiled_s = engine.warm_up()
+        asked = time.monotonic()
+        session = engine.open(request_key(seed, 0, 0), Sampling(temperature=plan.rl.temperature, greedy=greedy))
+        turn = session.generate(ids, max_tokens=max_tokens)
+        took_s = time.monotonic() - asked
+    finally:
+        engine.close()
+    print(codec.turn_text(turn.ids))
+    print(
+        f"loaded in {loaded - began:.1f} s, compiled in {compiled_s:.1f} s; {len(ids)} tokens read and {len(turn.ids)} "
+        f"written in {took_s:.2f} s ({len(turn.ids) / took_s:.1f} tokens/s), ended by {turn.reason}",
+        file=sys.stderr,
+    )
+
+
+def of_model(plan: Plan, workdir: Path | None, split: str, index: int, greedy: bool, seed: int) -> None:
+    """One episode of a run, or, without a run, of the plan's model.path."""
+    from launch import build
     from models.sampling import Sampling
 
     with cli.validating():
-        plan = on_one_device(make_plan(cli.resolve(None, str(workdir))))
         world = build.build_world(plan)
-        codec = build.load_codec(workdir)
-        model = build.build_model(plan, codec.vocab_size)
         task = task_at(world, split, index)
-    with cli.validating():  # what a checkpoint holds, and that it is whole
-        params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=True)
+    codec, model, params = open_policy(plan, workdir)
+    build.use_compilation_cache()
     with build.serving(plan, model, params, 0, world, codec) as (_, pool):
         sampling = Sampling(temperature=plan.rl.temperature, greedy=greedy)
         (group,) = pool.run_many([task], sampling=sampling, seed=seed)
@@ -48,7 +101,7 @@ def of_run(workdir: Path, split: str, index: int, greedy: bool, seed: int) -> No
 
 
 def of_policy(world_name: str, policy: str, split: str, index: int) -> None:
-    from envs import make_world, task_at
+    from envs import make_world
     from envs.play import play
 
     with cli.validating():
@@ -74,18 +127,36 @@ def _ask(observations) -> str:
 
 
 def main(_) -> None:
+    given = flags.FLAGS
     with cli.validating():
-        if bool(flags.FLAGS.policy) == bool(flags.FLAGS.workdir):
-            raise cli.ConfigError("want one of --workdir=D (a run) and --policy=NAME (a scripted policy, or me)")
-    if flags.FLAGS.policy:
-        of_policy(flags.FLAGS.world, flags.FLAGS.policy, flags.FLAGS.split, flags.FLAGS.index)
+        named = [name for name in ("workdir", "config", "policy") if given[name].value is not None]
+        if len(named) != 1:
+            raise cli.ConfigError(
+                "want one of --workdir=D (a run), --config=F.py (its model.path) and --policy=NAME (a scripted policy, "
+                f"or me); got {named}"
+            )
+        if given.ask and given.policy:
+            raise cli.ConfigError("--ask: a scripted policy answers no questions; leave out --ask or --policy")
+    if given.policy:
+        of_policy(given.world, given.policy, given.split, given.index)
+        return
+    with cli.validating():
+        plan = on_one_device(make_plan(cli.resolve(given.config, given.workdir)))
+        if not given.workdir:
+            want_model(plan)
+    workdir = Path(given.workdir) if given.workdir else None
+    if given.ask:
+        ask(plan, workdir, given.ask, given.tokens, given.greedy, given.seed)
     else:
-        of_run(Path(flags.FLAGS.workdir), flags.FLAGS.split, flags.FLAGS.index, flags.FLAGS.greedy, flags.FLAGS.seed)
+        of_model(plan, workdir, given.split, given.index, given.greedy, given.seed)
 
 
 def define_flags() -> None:
     """Only where this file is the program: the mains import one another."""
+    cli.define_config()
     cli.define_workdir()
+    flags.DEFINE_string("ask", None, "A question of your own, in place of an episode")
+    flags.DEFINE_integer("tokens", 64, "Of the answer to --ask, at most", lower_bound=1)
     flags.DEFINE_string("policy", None, "Scripted policy (gold, noop, wrong, cheat:NAME), or me")
     flags.DEFINE_string("world", "search", "World of a scripted policy")
     flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the task")

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from launch import build
+from launch import build, policy
 from launch.plan import Plan
+from launch.workdir import config_of
+from models.config import Lora, ModelConfig
 from rl import checkpoint
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
@@ -47,25 +49,39 @@ def copy_tokenizer(init: Path, workdir: Path) -> None:
 def check_start(plan: Plan, workdir: Path, init: Path | None) -> None:
     """That `init` holds a policy of the plan's shape, or that `workdir` needs none. Errors: ValueError."""
     if init is not None:
-        codec = build.load_codec(init)
-        load_params(init / "ckpt", build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size)))
+        codec = policy.load_codec(init)
+        load_init(plan, policy.build_model(plan, codec.vocab_size, init / "tokenizer"), init)
     elif (workdir / "init.txt").exists() and not checkpoint.steps(workdir / "init"):
         named = (workdir / "init.txt").read_text().strip()
         raise ValueError(f"{workdir}: its start broke off before --init={named} was copied; give --init again")
 
 
-def starting_params(workdir: Path, init: Path | None, learner: Learner, key: jax.Array) -> Any:
-    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else new.
+def starting_params(
+    plan: Plan, model: ModelConfig, workdir: Path, init: Path | None, learner: Learner, key: jax.Array
+) -> Any:
+    """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else those
+    of model.path, else new.
 
     They are kept, so that a resumed run, and its reference policy, need neither `--init` nor the folder that it named.
+    What `init` trained as adapters is merged, and this plan's own adapters are fresh.
     """
     kept = workdir / "init"
     if checkpoint.steps(kept):
         return load_params(kept, learner)
-    params = learner.init_state(key).params if init is None else load_params(init / "ckpt", learner)
+    if init is None:
+        params = learner.init_state(policy.fresh_start(plan, model, key)).params
+    else:
+        params = policy.with_adapters(plan, model, load_init(plan, model, init), key)
     with checkpoint.Checkpoints(kept) as checkpoints:
         checkpoints.save(0, {"params": params})
     return params
+
+
+def load_init(plan: Plan, model: ModelConfig, init: Path) -> Any:
+    """The best parameters of the run in `init`, with the adapters that *its* config says they have."""
+    section = config_of(init).get("lora", {"rank": 0})  # absent: written before there were adapters
+    theirs = dataclasses.replace(plan, lora=Lora(**section) if section["rank"] else None)
+    return load_params(init / "ckpt", build.build_rl_learner(theirs, model))
 
 
 def load_params(folder: Path, learner: Learner, *, best: bool = True) -> Any:

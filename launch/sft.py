@@ -17,18 +17,22 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
     import jax
 
     from envs import choose_tasks
-    from launch import build, runs
+    from launch import build, policy, runs
     from rl import checkpoint, supervised
 
     with cli.validating():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
         demonstrations = build.build_demonstrations(plan, world)
-        codec = build.build_codec(plan, world, workdir / "tokenizer")
-        model = build.build_model(plan, codec.vocab_size)
+        codec = policy.build_codec(plan, world, workdir / "tokenizer")
+        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         build.use_compilation_cache()
         learner = build.build_sft_learner(plan, model)
         rows = build.pack_demonstrations(plan, codec, demonstrations, world)
-        state, progress = runs.start_or_resume(workdir, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+        start = jax.random.fold_in(jax.random.key(plan.seed), 0)
+        if not checkpoint.steps(workdir / "ckpt"):
+            start = policy.fresh_start(plan, model, start)
+        state, progress = runs.start_or_resume(workdir, learner, start)
+        del start
 
     with contextlib.ExitStack() as stack:
         evaluate = None

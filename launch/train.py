@@ -26,7 +26,7 @@ def run(
     import jax
 
     from envs import choose_tasks
-    from launch import build, runs
+    from launch import build, policy, runs
     from rl import checkpoint, loop
     from rl.curriculum import TaskStream
     from rl.episodes import EpisodeLog
@@ -37,18 +37,20 @@ def run(
         if init is not None:
             runs.note_init(init, workdir)
             runs.copy_tokenizer(init, workdir)
-        codec = build.build_codec(plan, world, workdir / "tokenizer")
-        model = build.build_model(plan, codec.vocab_size)
+        codec = policy.build_codec(plan, world, workdir / "tokenizer")
+        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         terms = build.build_terms(plan)
+        pack = build.build_packer(plan, codec, world)
         stream = TaskStream(world.tasks("train"), plan.seed)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
-        start = runs.starting_params(workdir, init, learner, jax.random.fold_in(jax.random.key(plan.seed), 0))
+        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
+        start = runs.starting_params(plan, model, workdir, init, learner, key)
         state, progress = runs.start_or_resume(
             workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"])
         )
-    ref = start if plan.rl.kl_coef else None
+    ref = start if plan.rl.kl_coef and plan.lora is None else None  # of adapters it is their base, in the state
     del start
     gate = build.build_gate(plan, progress.version)
 
@@ -85,7 +87,7 @@ def run(
             progress,
             draw=stream.draw,
             terms=terms,
-            pack=build.build_packer(plan, codec.pad_id),
+            pack=pack,
             publish=engine.publish,
             keep_episodes=partial(keep, episodes),
             log=log,

@@ -1,21 +1,32 @@
-"""Attention over packed rows and over cached keys; everything about positions lives here too.
+"""Attention over packed rows and over cached keys.
+
+`attend` hides the kernel: plain XLA everywhere, cuDNN's on a GPU, JAX's splash kernel on a TPU. All keep the segments
+of a row apart and know sliding windows. Cached keys are attended by plain XLA (`attend_parts`).
 
 Scores and softmax are float32. Masked scores are a large finite number, never -inf: with -inf a row that sees nothing
 gives NaN in dV even if its output is thrown away. A padded token (segment 0) sees the padding before it, itself
 included, so no row is ever empty.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jaxtyping import Array, Bool, Float, Int
 
+from models.config import Attend
+
+Kernel = Literal["xla", "cudnn", "splash"]
+Window = int | Int[Array, ""]
 MASKED = -1e30
 # Queries are taken in blocks of this many tokens, each against its own prefix only: the upper triangle is not computed.
 CAUSAL_BLOCK = 64
 MAX_BLOCKS = 8
+SPLASH_LANES = 128  # blocks of tokens, and on a TPU the head dimension, are multiples of this
+SPLASH_BLOCKS = (512, 256, 128)
+CUDNN_HEAD_DIM = 128  # at most; multiples of 8
 
 
 def exact(dtype: jnp.dtype) -> jax.lax.Precision | None:
@@ -23,29 +34,55 @@ def exact(dtype: jnp.dtype) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
-def rope_angles(
-    position: Int[Array, "B T"], head_dim: int, theta: float
-) -> tuple[Float[Array, "B T h"], Float[Array, "B T h"]]:
-    """Cosine and sine of position · θ^(-2i/H) for i < H/2, in float32 (Su et al. 2021, RoFormer, eq. 15).
+def kernel_for(attention: Attend, *, dtype: str, head_dim: int, platform: str, devices: int) -> Kernel:
+    """The kernel over packed rows that a config's `attention` means on `devices` of a platform ("cpu", "gpu", "tpu").
 
-    Called once per forward pass, outside the layers: no table, so no length after which positions are clamped.
+    "auto" is plain XLA, except for bfloat16 on a single TPU device, where it is the splash kernel. Errors: ValueError
+    for a kernel that cannot compute this here.
     """
-    inv_freq = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angle = position.astype(jnp.float32)[..., None] * inv_freq
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rope(x: Float[Array, "B T n H"], cos: Float[Array, "B T h"], sin: Float[Array, "B T h"]) -> Float[Array, "B T n H"]:
-    """Turn channel pairs (i, i + H/2) by the position's angle: the half-split layout of Hugging Face."""
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    if attention == "auto":
+        return "splash" if platform == "tpu" and dtype == "bfloat16" and devices == 1 else "xla"
+    if attention == "cudnn" and (platform != "gpu" or dtype != "bfloat16" or head_dim % 8 or head_dim > CUDNN_HEAD_DIM):
+        raise ValueError(
+            f"attention='cudnn': got dtype={dtype!r}, head_dim={head_dim}, platform={platform!r}; want bfloat16 on a "
+            f"gpu and head_dim a multiple of 8 up to {CUDNN_HEAD_DIM}; or set attention='auto' or 'xla'"
+        )
+    if attention == "splash" and platform == "tpu" and devices > 1:
+        raise ValueError(
+            f"attention='splash': got {devices} TPU devices, want one; the compiler does not divide this kernel over "
+            "a mesh; or set attention='xla'"
+        )
+    return attention
 
 
 def attend(
-    q: Float[Array, "B T N H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], segment: Int[Array, "B T"]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment: Int[Array, "B T"],
+    *,
+    window: Window | None = None,
+    kernel: Kernel = "xla",
 ) -> Float[Array, "B T N H"]:
-    """softmax(q kᵀ / √H) v, where a token sees the tokens of its own segment up to itself (packed rows)."""
+    """softmax(q kᵀ / √H) v, where a token sees the tokens of its own segment up to itself (packed rows).
+
+    `window`: of those only itself and the window - 1 before it. May be an array, but for the splash kernel, which is
+    compiled for its window.
+    """
+    if kernel == "xla":
+        return _attend_xla(q, k, v, segment, window)
+    if kernel == "cudnn":
+        return _attend_cudnn(q, k, v, segment, window)
+    return _attend_splash(q, k, v, segment, window)
+
+
+def _attend_xla(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment: Int[Array, "B T"],
+    window: Window | None,
+) -> Float[Array, "B T N H"]:
     rows, length, heads, dim = q.shape
     kv_heads, groups = k.shape[2], heads // k.shape[2]
     q = q.reshape(rows, length, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * dim**-0.5
@@ -57,12 +94,79 @@ def attend(
         end = min(begin + size, length)
         causal = jnp.arange(begin, end)[:, None] >= jnp.arange(end)[None, :]
         seen = causal & (segment[:, begin:end, None] == segment[:, None, :end])
+        if window is not None:
+            seen = seen & (jnp.arange(begin, end)[:, None] - jnp.arange(end)[None, :] < window)
         # The query heads of one kv head stand one after another, as more queries: every product is one plain matmul.
         queries = q[..., begin:end, :].reshape(rows, kv_heads, groups * (end - begin), dim)
         mixed = _mix(queries, k[:, :, :end], v[:, :, :end], jnp.tile(seen, (1, groups, 1)))
         out.append(mixed.reshape(rows, heads, end - begin, dim))
     mixed = out[0] if len(out) == 1 else jnp.concatenate(out, axis=2)
     return mixed.transpose(0, 2, 1, 3)
+
+
+def _attend_cudnn(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment: Int[Array, "B T"],
+    window: Window | None,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B T N H"]:
+    """cuDNN's flash attention. Its sequence lengths describe one segment a row, so packed rows need the whole mask.
+
+    The mask becomes a bias [B 1 T T] in q's dtype, a small part of the [B N T T] scores that plain XLA writes. The
+    gradient of a call with a bias wants an even T: an odd one is padded (segment 0, which no other sees).
+    """
+    length, odd = q.shape[1], q.shape[1] % 2
+    q, k, v = (jnp.pad(x, ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (q, k, v))
+    segment, token = jnp.pad(segment, ((0, 0), (0, odd))), jnp.arange(length + odd)
+    seen = segment[:, None, :, None] == segment[:, None, None, :]
+    if window is not None:
+        seen = seen & (token[:, None] - token[None, :] < window)
+    mixed = jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=True, implementation=implementation)
+    return mixed[:, :length]
+
+
+def _attend_splash(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment: Int[Array, "B T"],
+    window: int | None,
+) -> Float[Array, "B T N H"]:
+    """JAX's splash kernel: it skips blocks that no query sees. Off a TPU it is interpreted: exact, and very slow.
+
+    Tokens are padded to whole blocks (as segment 0, which no other sees) and the head dimension with zeros, which add
+    nothing to q·k and are cut from the output.
+    """
+    _, length, heads, dim = q.shape
+    more_tokens, more_dims = -length % SPLASH_LANES, -dim % SPLASH_LANES
+    q, k, v = (
+        jnp.pad(x, ((0, 0), (0, more_tokens), (0, 0), (0, more_dims))).transpose(0, 2, 1, 3)
+        for x in (q * dim**-0.5, k, v)
+    )
+    segment = jnp.pad(segment, ((0, 0), (0, more_tokens))).astype(jnp.int32)
+    kernel = _splash_kernel(length + more_tokens, heads, window)
+    with jax.default_matmul_precision("highest" if q.dtype == jnp.float32 else "default"):
+        mixed = jax.vmap(kernel)(q, k, v, splash.SegmentIds(segment, segment))
+    return mixed.transpose(0, 2, 1, 3)[:, :length, :, :dim]
+
+
+def _splash_kernel(length: int, heads: int, window: int | None) -> Callable[..., Array]:
+    shape = (length, length)
+    if window is None or window >= length:
+        mask = splash.CausalMask(shape)
+    else:
+        mask = splash.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    block = next(size for size in SPLASH_BLOCKS if length % size == 0)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    return splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * heads),
+        block_sizes=splash.BlockSizes(**{f"block_{name}": block for name in names}),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=jax.default_backend() != "tpu",
+    )
 
 
 Queries = Float[Array, "B K m H"]  # m = query heads of one kv head times their tokens

@@ -1,16 +1,20 @@
 """Messages to ids, world text to ids to append, ids to text: the only place where text becomes tokens.
 
-Sampled ids are kept as sampled and never encoded again (text is a view of them). What stands around the contents, the
-*glue*, is read off the chat template once by rendering sentinel messages; contents are encoded alone by a copy of the
-tokenizer that has no added tokens, so text can hold `<|end|>` or `<search>` and never becomes a control id.
+Sampled ids are kept as sampled and never encoded again (text is a view of them), as long as the chat template leaves a
+turn as it was; where it rewrites one, the conversation is rendered anew as the *context* of another row (NotPrefix).
+What stands around the contents, the *glue*, is read off the template once (models/glue.py); contents are encoded alone
+by a copy of the tokenizer that has no added tokens, so text can hold `<|end|>` or `<search>` and never becomes a
+control id.
 """
 
 import dataclasses
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from models.glue import SLOT, ChatTemplate, Outline, outline
 
 if TYPE_CHECKING:
     import tokenizers
@@ -34,11 +38,12 @@ class NotPrefix(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Glue:
-    """Ids around the contents of a conversation: pieces[0] content[0] pieces[1] content[1] ... pieces[n]."""
+    """Ids around the contents of a conversation: pieces[0] slot kept[0] pieces[1] slot kept[1] ... pieces[n]."""
 
     pieces: tuple[tuple[int, ...], ...]
+    kept: tuple[int, ...]
     leads: tuple[str, ...]  # "" or " ": a space before the content is encoded with it, as part of its first word
-    trims: tuple[bool, ...]  # the template strips this content
+    spellings: tuple[Callable[[str], str], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class _Turn:
     after: tuple[int, ...]  # from the world's content to the next sample
     end: int  # how many ids of `before` close the sampled turn, up to and including the end-of-turn id
     lead: str
-    trims: bool
+    spelling: Callable[[str], str]
     keeps_text: bool
     keeps_thinking: bool
 
@@ -58,21 +63,27 @@ class Codec:
     """Chat template and tokenizer as three maps: start, extend, view.
 
     Works with any fast `transformers` tokenizer with a chat template. Thread-safe. Padding is told by segment ids,
-    never by `pad_id`, which may be one of `end_ids`. Does not cover: tool schemas in the template, images.
+    never by `pad_id`, which may be one of `end_ids`. A generation prompt that opens a thinking block is glue. A date
+    that a template asks the clock for is always the same day. Does not cover: tool schemas in the template, images;
+    tags that are plain text in the vocabulary too (world text can spell those: escape them in the world).
     """
 
     end_ids: tuple[int, ...]  # ids that end a turn when sampled; the first one is the template's own
     pad_id: int
     vocab_size: int
+    opened: str  # the thinking tag with which every generation prompt ends, "" if it opens none
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
-        """Raises ValueError when the template is missing, or has no end-of-turn token."""
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", extra_end_ids: Sequence[int] = ()):
+        """`end_ids` is the union of the template's end of turn, the tokenizer's eos and `extra_end_ids` (those of a
+        generation config, say).
+
+        Raises ValueError when the template is missing or has no end-of-turn token, or for an id out of range.
+        """
         if not getattr(tokenizer, "is_fast", False) or not tokenizer.chat_template:
             raise ValueError(
                 f"codec: got {type(tokenizer).__name__} with chat_template={tokenizer.chat_template!r}, "
                 "want a fast tokenizer with a chat template; set tokenizer.chat_template"
             )
-        self._tokenizer = tokenizer
         spec = json.loads(tokenizer.backend_tokenizer.to_str())
         names = {getattr(tokenizer, name) for name in _NAMED}
         tags = [t for t in spec["added_tokens"] if _TAG.fullmatch(t["content"]) and t["content"] not in names]
@@ -90,58 +101,84 @@ class Codec:
         self._tags = _tag_pattern(tags)
         self.vocab_size = self._full.get_vocab_size(with_added_tokens=True)
         # bound per instance: a cache on the method would keep the codec alive for ever
-        self._start_glue = functools.cache(self._derive_start)
+        self._template = ChatTemplate(tokenizer)
+        self._start_glue = functools.lru_cache(maxsize=1024)(self._derive_start)
         self._turn_glue = functools.cache(self._derive_turn)
+        self._keeps = functools.lru_cache(maxsize=4096)(self._template.keeps)
+        self._keeps_all = functools.cache(self._template.keeps_all)
+        self.opened = self._template.opened
         end = self._template_end()
-        eos = tokenizer.eos_token_id
-        self.end_ids = (end,) if eos is None or eos == end else (end, eos)
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.end_ids = tuple(dict.fromkeys([end, *eos, *map(int, extra_end_ids)]))
+        if not 0 <= min(self.end_ids) <= max(self.end_ids) < self.vocab_size:
+            raise ValueError(f"codec: got end ids {self.end_ids}, want ids from 0 to {self.vocab_size - 1}")
         self.pad_id = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
+    @functools.cached_property
+    def world_role(self) -> str:
+        """The role in which the world answers: "tool", or "user" where the template refuses or drops tool messages."""
+        try:
+            self._turn_glue("tool")
+        except ValueError:
+            self._turn_glue("user")
+            return "user"
+        return "tool"
+
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a prompt up to where the policy begins to sample. No content is ever read as a control token."""
+        """Ids of a prompt up to where the policy begins to sample. No content is ever read as a control token.
+
+        An assistant's message becomes what the template leaves of it; its tags are single ids (`encode_action`).
+        """
         if not messages:
             raise ValueError("codec.start: got no messages, want at least one; give the task a prompt")
-        glue = self._start_glue(tuple(message.role for message in messages))
+        outlines, stretches, owns = _outlines(messages)
+        glue = self._start_glue(outlines)
         ids = list(glue.pieces[0])
-        for message, lead, trim, piece in zip(messages, glue.leads, glue.trims, glue.pieces[1:], strict=True):
-            ids += self._world(message.content, lead, trim)
+        for slot, lead, spelling, piece in zip(glue.kept, glue.leads, glue.spellings, glue.pieces[1:], strict=True):
+            text = lead + spelling(stretches[slot])
+            ids += self.encode_action(text) if owns[slot] else self._world(text)
             ids += piece
         return ids
 
-    def extend(self, sampled_ids: Sequence[int], text: str, role: str = "tool") -> list[int]:
+    def extend(
+        self, sampled_ids: Sequence[int], text: str, role: str = "tool", before: Sequence[Message] = ()
+    ) -> list[int]:
         """Ids to append after `sampled_ids` when the world answers `text`: close the turn, the text, open the next one.
 
-        A sampled end-of-turn id is not repeated. Raises NotPrefix when the template would change the sampled turn.
+        A sampled end-of-turn id is not repeated. `before` is the conversation before the turn, whose rendering must
+        stay as it is too; without it, one user message and up to two turns like this one are taken.
+        Raises NotPrefix when the template would change any of it: `start` then renders the whole conversation.
         """
         glue = self._turn_glue(role)
-        thinking = "</think>" in self.view(sampled_ids)
-        if not (glue.keeps_thinking if thinking else glue.keeps_text):
+        said = self.turn_text(sampled_ids)
+        thinking = "</think>" in said
+        if before:
+            kept = self._keeps(_outlines(before)[0], outline("assistant", said)[0], role)
+        else:
+            kept = glue.keeps_thinking if thinking else glue.keeps_text
+        if not kept:
             raise NotPrefix(
                 f"codec.extend: the template rewrites an earlier {'thinking ' if thinking else ''}turn when a {role!r} "
                 "message follows, want a prefix extension; start a new row, or use a template or role that keeps turns"
             )
         closed = bool(sampled_ids) and sampled_ids[-1] == self.end_ids[0]
         ids = list(glue.before[glue.end :] if closed else glue.before)
-        ids += self._world(text, glue.lead, glue.trims)
+        ids += self._world(glue.lead + glue.spelling(text))
         ids += glue.after
         return ids
 
-    def check_turns(self, role: str = "tool", thinking: bool = True) -> None:
-        """Call at start-up: that turns followed by a `role` message are prefix extensions, also those with a thinking
-        part.
-
-        Raises NotPrefix when the template rewrites them, ValueError when it refuses the role. An episode under such a
-        template has to be split into several rows; that comes with real models, and until then a run with it is refused
-        before it begins.
+    def keeps_turns(self, role: str, thinking: bool = True) -> bool:
+        """Whether turns followed by a `role` message are prefix extensions whatever is said, thinking tags in any place
+        included if `thinking`: then an episode is one row. Raises ValueError when the template refuses the role.
         """
-        glue = self._turn_glue(role)
-        for kind, kept in (("", glue.keeps_text), ("thinking ", glue.keeps_thinking or not thinking)):
-            if not kept:
-                raise NotPrefix(
-                    f"codec: the chat template rewrites an earlier {kind}turn when a {role!r} message follows, want a "
-                    "prefix extension; use a template that keeps its turns (one without a split on '</think>', say), "
-                    "or another role for the world's messages"
-                )
+        return self._keeps_all(role, thinking)
+
+    def turn_text(self, sampled_ids: Sequence[int]) -> str:
+        """The content of the assistant's message that was sampled: with what the generation prompt opened, without an
+        end id.
+        """
+        ids = sampled_ids[:-1] if sampled_ids and sampled_ids[-1] in self.end_ids else sampled_ids
+        return self.opened + self.view(ids)
 
     def view(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens written out. A cut UTF-8 character shows as U+FFFD."""
@@ -156,52 +193,43 @@ class Codec:
             ids += [self._tag_ids[piece]] if i % 2 else self._plain.encode(piece, add_special_tokens=False).ids
         return ids
 
-    def _world(self, text: str, lead: str, trims: bool) -> list[int]:
-        ids = self._plain.encode(lead + (text.strip() if trims else text), add_special_tokens=False).ids
+    def _world(self, text: str) -> list[int]:
+        ids = self._plain.encode(text, add_special_tokens=False).ids
         forged = self._control.intersection(ids)
         if forged:  # only a model whose own vocabulary holds its control tokens can get here
             names = sorted(self._control_texts[i] for i in forged)
             raise ValueError(f"codec: world text became control ids {names}, want none; escape them in the world")
         return ids
 
-    def _render(self, roles: Sequence[str], contents: Sequence[str]) -> str:
-        from jinja2 import TemplateError  # transformers renders chat templates with it
-
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        try:
-            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as err:
-            raise ValueError(
-                f"codec: the chat template refuses roles {list(roles)} ({err}); use roles that it knows "
-                "(role='user' where it has no tool role)"
-            ) from err
-
-    def _derive_start(self, roles: tuple[str, ...]) -> _Glue:
-        marks = [f"qzmark{i}zq" for i in range(len(roles))]
-        pieces = _split(self._render(roles, marks), marks)
-        padded = self._render(roles, [f"{mark} " for mark in marks])
+    def _derive_start(self, conversation: tuple[Outline, ...]) -> _Glue:
+        layout = self._template.layout(conversation)
+        last = len(layout.pieces) - 1
         return _Glue(
-            pieces=tuple(self._encode_glue(piece, i < len(marks)) for i, piece in enumerate(pieces)),
-            leads=tuple(_lead(piece) for piece in pieces[:-1]),
-            trims=tuple(f"{mark} " not in padded for mark in marks),
+            pieces=tuple(self._encode_glue(piece, i < last) for i, piece in enumerate(layout.pieces)),
+            kept=layout.kept,
+            leads=tuple(_lead(piece) for piece in layout.pieces[:-1]),
+            spellings=layout.spellings,
         )
 
     def _derive_turn(self, role: str) -> _Turn:
-        # With and without thinking, one and two turns deep: a template may keep only the last turn's thinking.
-        plain = _probe(self._render, role, ["qzturn0zq", "qzturn1zq"])
-        think = _probe(self._render, role, [f"<think>\nqzwhy{i}zq\n</think>\n\nqzturn{i}zq" for i in range(2)])
-        roles, marks = ["user", "assistant", role], [f"qzmark{i}zq" for i in range(3)]
-        pieces = _split(self._render(roles, marks), marks)
-        before, after = self._encode_glue(pieces[2], True), self._encode_glue(pieces[3], False)
+        think = f"{self.opened or '<think>'}\n{SLOT}\n</think>\n\n{SLOT}"
+        close, rest = self._template.turn(role)
+        before, after = self._encode_glue(close, True), self._encode_glue(rest, False)
         return _Turn(
             before=before,
             after=after,
             end=1 + _first(before, self._control),
-            lead=_lead(pieces[2]),
-            trims=f"{marks[2]} " not in self._render(roles, [f"{mark} " for mark in marks]),
-            keeps_text=plain,
-            keeps_thinking=think,
+            lead=_lead(close),
+            spelling=self._template.layout([("user", SLOT), ("assistant", SLOT), (role, SLOT)]).spellings[-1],
+            keeps_text=self._keeps_two(self.opened + SLOT, role),
+            keeps_thinking=self._keeps_two(think, role),
         )
+
+    def _keeps_two(self, said: str, role: str) -> bool:
+        """Two turns deep: a template may keep the last turn's thinking alone."""
+        first = (("user", SLOT),)
+        second = (*first, ("assistant", said), (role, SLOT))
+        return self._keeps(first, said, role) and self._keeps(second, said, role)
 
     def _encode_glue(self, text: str, before_content: bool) -> tuple[int, ...]:
         if before_content:
@@ -209,8 +237,7 @@ class Codec:
         return tuple(self._full.encode(text, add_special_tokens=False).ids)
 
     def _template_end(self) -> int:
-        roles, marks = ["user", "assistant", "user"], [f"qzmark{i}zq" for i in range(3)]
-        text = _split(self._render(roles, marks), marks)[2]
+        text = self._template.turn("user")[0]
         ids = self._encode_glue(text, True)
         index = _first(ids, self._control)
         if index < 0:
@@ -219,6 +246,17 @@ class Codec:
                 "use a chat template with an end-of-turn token"
             )
         return ids[index]
+
+
+def _outlines(messages: Sequence[Message]) -> tuple[tuple[Outline, ...], list[str], list[bool]]:
+    """Outlines of a conversation, the text of each slot, and whether the assistant said it."""
+    outlines, stretches, owns = [], [], []
+    for message in messages:
+        text, own = outline(message.role, message.content)
+        outlines.append((message.role, text))
+        stretches += own
+        owns += [message.role == "assistant"] * len(own)
+    return tuple(outlines), stretches, owns
 
 
 def _backend(spec: dict, added: list) -> "tokenizers.Tokenizer":
@@ -247,33 +285,3 @@ def _lead(piece: str) -> str:
 
 def _first(ids: Sequence[int], wanted: frozenset[int]) -> int:
     return next((i for i, token in enumerate(ids) if token in wanted), -1)
-
-
-def _split(text: str, marks: Sequence[str]) -> list[str]:
-    """Cuts a rendered conversation at its sentinels. Raises ValueError unless each occurs once, in order."""
-    pieces, rest = [], text
-    for mark in marks:
-        before, found, rest = rest.partition(mark)
-        if not found or mark in rest:
-            raise ValueError(
-                f"codec: the template renders message {mark!r} {'twice' if found else 'nowhere or out of order'} in "
-                f"{text!r}, want once, in order; this template cannot be split into glue and contents"
-            )
-        pieces.append(before)
-    return [*pieces, rest]
-
-
-def _probe(render, role: str, turns: Sequence[str]) -> bool:
-    """True when each render of a growing conversation extends the last one by the turn as it was written.
-
-    Space around a turn does not count: templates strip it, and the sampled ids keep it.
-    """
-    roles, contents = ["user"], ["qzask0zq"]
-    seen = render(roles, contents)
-    for i, turn in enumerate(turns):
-        roles, contents = [*roles, "assistant", role], [*contents, turn, f"qzsaid{i}zq"]
-        longer = render(roles, contents)
-        if not longer.startswith(seen) or not longer[len(seen) :].lstrip().startswith(turn):
-            return False
-        seen = longer
-    return True

@@ -38,7 +38,7 @@ def prefill(
     position = start[:, None] + jnp.arange(tokens.shape[1])
     params = params | {"blocks": by_layer(config, params["blocks"])}
     keys, values, last_key = _by_layer(config, near)
-    past = [Past(keys, values, jnp.arange(context) < start[:, None])] if context else []
+    past = [_cached(keys, values, start, context)] if context else []
     x, new = apply_cached(params, config, tokens, position, past, last_key)
     cache = append(cache, stack_layers(config, new), rows, start, jnp.where(sound, n_new, 0))
     x = jnp.take_along_axis(x, jnp.maximum(n_new - 1, 0)[:, None, None], axis=1)[:, 0]
@@ -97,7 +97,7 @@ def decode_round(
     near = gather(cache, rows, context)
     params = params | {"blocks": by_layer(config, params["blocks"])}
     old_keys, old_values, last_key = _by_layer(config, near)
-    old = [Past(old_keys, old_values, jnp.arange(context) < lengths[:, None])] if context else []
+    old = [_cached(old_keys, old_values, lengths, context)] if context else []
     lanes = rows.shape[0]
     fresh = jnp.zeros((config.n_layers, lanes, config.n_kv_heads, n, config.head_dim), config.dtype)
     begin = _State(
@@ -142,10 +142,17 @@ def _feed(
     """Logits after each lane's last token. This round's tokens lie apart from the old columns, which stay untouched."""
     new = state.new
     columns = (new.k, new.v) if isinstance(new, NewKeys) else (tuple(x.k for x in new), tuple(x.v for x in new))
-    recent = Past(*columns, jnp.broadcast_to(jnp.arange(n) < state.step, (position.shape[0], n)))
+    fed = jnp.broadcast_to(jnp.arange(n) < state.step, (position.shape[0], n))
+    recent = Past(*columns, fed, (position - state.step)[:, None] + jnp.arange(n))
     past = [*old, recent]
     x, added = apply_cached(params, config, state.last[:, None], position[:, None], past, state.last_key)
     return head_logits(params, final_norm(params, config, x)[:, 0]), added
+
+
+def _cached(keys: Stack, values: Stack, length: Int[Array, "P"], context: int) -> Past:
+    """The first `context` columns of some rows, of which each row has filled `length`; column i holds position i."""
+    column = jnp.arange(context)
+    return Past(keys, values, column < length[:, None], jnp.broadcast_to(column, (length.shape[0], context)))
 
 
 def _put(whole: Array, part: Array, index: Int[Array, ""], *, axis: int) -> Array:

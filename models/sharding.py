@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from models import lora
 from models.config import ModelConfig
 from models.transformer import Params, init, logical_axes
 
@@ -18,6 +19,8 @@ RULES: Mapping[str, str | None] = {
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
+    "rank": None,  # of an adapter: thin, whole everywhere
+    "answers": None,  # yes and no
 }
 
 
@@ -33,10 +36,22 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: list[ja
     return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:need])
 
 
-def param_shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Params:
-    """Sharding of every parameter, in the structure of `init`; an axis that the mesh does not divide is an error."""
-    shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+def param_shardings(
+    config: ModelConfig, mesh: Mesh, rules: Mapping[str, str | None] = RULES, *, adapters: lora.Lora | None = None
+) -> Params:
+    """Sharding of every parameter, in the structure of `init`, `adapters` added; see `shardings` for errors."""
+
+    def born() -> Params:
+        params = init(config, jax.random.key(0))
+        return params if adapters is None else lora.add(params, config, adapters, jax.random.key(0))
+
     named = logical_axes(config)
+    named = named if adapters is None else lora.with_axes(named, config, adapters)
+    return shardings(jax.eval_shape(born), named, mesh, rules)
+
+
+def shardings(shapes: Params, named: Params, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Params:
+    """Sharding of every array of `shapes` by its named axes; an axis that the mesh does not divide is an error."""
 
     def place(path: tuple, leaf: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> NamedSharding:
         spec = [rules[axis] for axis in axes]

@@ -6,6 +6,7 @@ never cross these cuts.
 `transformers` is imported inside the functions: it costs about a second.
 """
 
+import json
 import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -88,3 +89,25 @@ def load_tokenizer(folder: str | pathlib.Path) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
+def end_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
+    """Ids that end a turn by the folder's generation_config.json, or else by its config.json; () where neither says.
+
+    Errors (ValueError): a file that cannot be read, or names no ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = pathlib.Path(folder) / name
+        if not file.is_file():
+            continue
+        try:
+            ids = json.loads(file.read_text()).get("eos_token_id")
+        except (ValueError, AttributeError) as err:
+            raise ValueError(f"{file}: unreadable ({err}); download it again") from err
+        if ids is None:
+            continue
+        ids = ids if isinstance(ids, list) else [ids]
+        if not all(type(i) is int for i in ids):
+            raise ValueError(f"{file}: eos_token_id: got {ids}, want one id or a list of them")
+        return tuple(ids)
+    return ()

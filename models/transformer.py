@@ -2,11 +2,12 @@
 
 The nnx modules only *declare*: each parameter once, with its initialiser and its logical axes. `init` splits them once;
 from there on everything is a pure function of (params, arrays). Equal layers are stacked on a leading axis and scanned.
-Not covered: rope scaling, sliding windows, experts.
+Not covered: experts.
 """
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from models.attention import Part, attend, attend_parts, exact, rope, rope_angles
+from models.attention import Kernel, Part, attend, attend_parts, exact, kernel_for
 from models.config import ModelConfig
 from models.kv_cache import NewKeys
+from models.lora import delta, has_adapter
+from models.rope import rope, rope_angles
 
 Params = dict[str, Any]
 # Compiled programs with few layers run them unrolled: a scan copies every layer's residuals in and out of its stack.
@@ -143,14 +146,18 @@ def _matmul(x: Float[Array, "M a"], w: Float[Array, "a b"]) -> Float[Array, "M b
     return jnp.matmul(x, w.astype(x.dtype), precision=exact(x.dtype))
 
 
+def _linear(p: Params, name: str, x: Float[Array, "M a"]) -> Float[Array, "M b"]:
+    """x W; with an adapter beside W, two thin products more: W + s A B is never formed, and has no gradient."""
+    y = _matmul(x, p[name].reshape(x.shape[-1], -1))
+    return y + delta(p, name, x) if has_adapter(p, name) else y
+
+
 def _qkv(
     block: Params, config: ModelConfig, x: Float[Array, "M D"], shape: tuple[int, int]
 ) -> tuple[Float[Array, "B t n H"], ...]:
     """Queries, keys and values of B · t tokens before the key shift and RoPE: biases and per-head norms are in."""
     p, x = block["attention"], rms_norm(x, block["attention_norm"], config.rms_eps)
-    q, k, v = (
-        _matmul(x, p[name].reshape(x.shape[-1], -1)).reshape(*shape, *p[name].shape[1:]) for name in ("wq", "wk", "wv")
-    )
+    q, k, v = (_linear(p, name, x).reshape(*shape, *p[name].shape[1:]) for name in ("wq", "wk", "wv"))
     if config.attention_bias:
         q, k, v = q + p["bq"].astype(q.dtype), k + p["bk"].astype(k.dtype), v + p["bv"].astype(v.dtype)
     if config.qk_norm:
@@ -165,12 +172,12 @@ def _shift(p: Params, k: Float[Array, "B t K H"], previous: Float[Array, "B t K 
 
 
 def _output(p: Params, x: Float[Array, "M D"], mixed: Float[Array, "B t N H"]) -> Float[Array, "M D"]:
-    return x + _matmul(mixed.reshape(x.shape[0], -1), p["wo"].reshape(-1, x.shape[-1]))
+    return x + _linear(p, "wo", mixed.reshape(x.shape[0], -1))
 
 
 def _mlp(block: Params, config: ModelConfig, x: Float[Array, "M D"]) -> Float[Array, "M D"]:
     p, y = block["mlp"], rms_norm(x, block["mlp_norm"], config.rms_eps)
-    return x + _matmul(jax.nn.silu(_matmul(y, p["gate"])) * _matmul(y, p["up"]), p["down"])
+    return x + _linear(p, "down", jax.nn.silu(_linear(p, "gate", y)) * _linear(p, "up", y))
 
 
 def _embed(params: Params, config: ModelConfig, tokens: Int[Array, "B t"]) -> Float[Array, "M D"]:
@@ -191,6 +198,24 @@ def _unroll(config: ModelConfig) -> int:
     return config.n_layers if config.n_layers <= UNROLLED_LAYERS else 1
 
 
+def _attend(
+    config: ModelConfig,
+    kernel: Kernel,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment: Int[Array, "B T"],
+    window: Int[Array, ""] | None,
+) -> Float[Array, "B T N H"]:
+    """`attend` for a layer whose window is a number among the scanned ones, or None if no layer has one."""
+    if kernel != "splash" or window is None:
+        return attend(q, k, v, segment, window=window, kernel=kernel)
+    # This kernel is compiled for its window: one branch for each that the config has.
+    widths = sorted(set(config.windows))
+    branches = [partial(attend, window=width, kernel=kernel) for width in widths]
+    return jax.lax.switch(jnp.searchsorted(jnp.asarray(widths), window), branches, q, k, v, segment)
+
+
 def apply(
     params: Params,
     config: ModelConfig,
@@ -203,29 +228,42 @@ def apply(
     A token sees the earlier tokens of its own segment; segment 0 is padding, whose states are finite and meaningless.
     `position` counts from 0 within each segment. hidden[b, t] predicts tokens[b, t + 1].
     """
-    cos, sin = rope_angles(position, config.head_dim, config.rope_theta)
+    kernel = kernel_for(
+        config.attention,
+        dtype=config.dtype,
+        head_dim=config.head_dim,
+        platform=jax.default_backend(),
+        devices=jax.device_count(),
+    )
+    cos, sin = rope_angles(position, config.head_dim, config.rope_theta, config.rope_scaling)
     follows = jnp.pad(segment[:, 1:] == segment[:, :-1], ((0, 0), (1, 0)))[..., None, None]
 
-    def layer(x: Float[Array, "M D"], block: Params) -> tuple[Float[Array, "M D"], None]:
+    def layer(x: Float[Array, "M D"], xs: tuple) -> tuple[Float[Array, "M D"], None]:
+        block, window = xs
         p = block["attention"]
         q, k, v = _qkv(block, config, x, tokens.shape)
         if config.key_shift:
             before = jnp.pad(k[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)))
             k = _shift(p, k, jnp.where(follows, before, k))
-        x = _output(p, x, attend(rope(q, cos, sin), rope(k, cos, sin), v, segment))
+        x = _output(p, x, _attend(config, kernel, rope(q, cos, sin), rope(k, cos, sin), v, segment, window))
         return _mlp(block, config, x), None
 
     x = _embed(params, config, tokens)
-    x, _ = jax.lax.scan(_rematerialised(layer, config), x, params["blocks"], unroll=_unroll(config))
+    windows = jnp.asarray(config.windows) if config.windows else None
+    x, _ = jax.lax.scan(_rematerialised(layer, config), x, (params["blocks"], windows), unroll=_unroll(config))
     return final_norm(params, config, x).reshape(*tokens.shape, -1)
 
 
 class Past(NamedTuple):
-    """A run of cached columns, all layers: `seen[b, s]` says which of them the tokens of row b may look at."""
+    """A run of cached columns, all layers: `seen[b, s]` says which of them the tokens of row b may look at.
+
+    `position` of each column is read by layers with a sliding window alone.
+    """
 
     k: "Stack"  # by layer, [B K s H]
     v: "Stack"
     seen: Bool[Array, "B s"]
+    position: Int[Array, "B s"] | None = None
 
 
 Stack = Any  # one tree with a leading axis L, or a tuple of L trees: `by_layer` chooses
@@ -252,14 +290,16 @@ def apply_cached(
     unshifted key [B K H] of the token before each row's first new one (with a key shift; unread where position is 0).
     params["blocks"], past and last_key come `by_layer`, and so does the result. It writes nothing; `append` does.
     """
-    cos, sin = rope_angles(position, config.head_dim, config.rope_theta)
+    cos, sin = rope_angles(position, config.head_dim, config.rope_theta, config.rope_scaling)
     length = tokens.shape[1]
     causal = jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (tokens.shape[0], length, length))
     seen = [jnp.broadcast_to(run.seen[:, None], (*tokens.shape, run.seen.shape[1])) for run in past]
+    seen.append(causal)
+    back = _distances(config, position, past)
     first = (position == 0)[..., None, None]
 
     def layer(x: Float[Array, "M D"], xs: tuple) -> tuple[Float[Array, "M D"], NewKeys]:
-        block, keys, values, last = xs
+        block, keys, values, last, window = xs
         p = block["attention"]
         q, k, v = _qkv(block, config, x, tokens.shape)
         raw = None
@@ -268,22 +308,33 @@ def apply_cached(
             before = jnp.concatenate([last[:, None], k[:, :-1]], axis=1)
             k = _shift(p, k, jnp.where(first, k, before))
         q, k, v = rope(q, cos, sin), rope(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        parts = [Part(*part) for part in zip(keys, values, seen, strict=True)]
-        x = _output(p, x, attend_parts(q, [*parts, Part(k, v, causal)]))
+        near = seen if window is None else [s & (far < window) for s, far in zip(seen, back, strict=True)]
+        parts = [Part(*part) for part in zip([*keys, k], [*values, v], near, strict=True)]
+        x = _output(p, x, attend_parts(q, parts))
         return _mlp(block, config, x), NewKeys(k, v, raw)
 
     x = _embed(params, config, tokens)
+    windows = config.windows or None
     stacks = (params["blocks"], [run.k for run in past], [run.v for run in past], last_key)
     if config.n_layers > UNROLLED_LAYERS:
-        x, new = jax.lax.scan(layer, x, stacks)
+        x, new = jax.lax.scan(layer, x, (*stacks, None if windows is None else jnp.asarray(windows)))
         return x.reshape(*tokens.shape, -1), new
     new = []
     for i in range(config.n_layers):
         blocks, keys, values, last = stacks
         mine = (blocks[i], [k[i] for k in keys], [v[i] for v in values], None if last is None else last[i])
-        x, added = layer(x, mine)
+        x, added = layer(x, (*mine, None if windows is None else windows[i]))
         new.append(added)
     return x.reshape(*tokens.shape, -1), tuple(new)
+
+
+def _distances(config: ModelConfig, position: Int[Array, "B t"], past: Sequence[Past]) -> list[Int[Array, "B t s"]]:
+    """How many tokens back every cached column and every new token lies; only layers with a window ask."""
+    if not config.windows:
+        return []
+    if any(run.position is None for run in past):
+        raise ValueError("past: got columns without position, want position [B s]: the config has sliding windows")
+    return [position[:, :, None] - columns[:, None] for columns in [*(run.position for run in past), position]]
 
 
 def stack_layers(config: ModelConfig, layers: Stack) -> Params:

@@ -3,6 +3,10 @@
 A batch is [B T] with B the most rows that can come; the rows in use stand first. It is cut into micro-batches of
 `micro_rows` rows, and one compiled program loops over those that hold tokens. Totals and counts are added over
 micro-batches (and, being global arrays, over devices) and divided once: how a batch is cut changes nothing.
+
+With adapters (models/lora.py) only they are trained: gradients, clipping and optimizer see the trainable leaves, and
+the base passes through an update untouched, in the same buffers. The state still holds it, so a checkpoint of the state
+is whole: it resumes, is evaluated and is exported alone, at a third of the size that training everything would need.
 """
 
 import dataclasses
@@ -16,7 +20,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from models import transformer
+from models import lora, transformer
 from models.config import ModelConfig
 from models.logprobs import token_logp
 from models.sharding import batch_sharding, param_shardings, replicated
@@ -34,7 +38,7 @@ class TrainState:
     """What an update changes, all on the device. `step` counts updates that were made, `skipped` those refused."""
 
     params: Params  # f32 masters
-    opt_state: optax.OptState
+    opt_state: optax.OptState  # of the trainable leaves of params
     step: Int[Array, ""]
     skipped: Int[Array, ""]
 
@@ -43,8 +47,9 @@ class TrainState:
 class Learner:
     """Compiled functions of one model, loss, optimizer and mesh.
 
-    `init_state(key | params)` copies what it is given. `prepare(state, ref, batch)` and `train_step(state, batch)` take
-    NumPy or device batches of one shape; `train_step` DONATES its state.
+    `init_state(key | params)` copies what it is given; a learner of adapters wants parameters that have them (from a
+    key it adds them itself). `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy or device batches
+    of one shape; `train_step` DONATES its state.
     """
 
     init_state: Callable[[PRNGKeyArray | Params], TrainState]
@@ -52,6 +57,7 @@ class Learner:
     train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
     compiled_steps: Callable[[], int]  # how many programs `train_step` has: 1, or some shape was not fixed
+    lower: Callable[[TrainState, TrajectoryBatch], jax.stages.Lowered]  # `train_step`, for an account of its memory
 
 
 def make_learner(
@@ -64,26 +70,27 @@ def make_learner(
     temperature: float = 1.0,
     chunk: int = 256,
     fill_proximal: bool = False,
+    adapters: lora.Lora | None = None,
+    ref_is_base: bool = False,
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
     `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare`
-    compute `proximal_logp`, for decoupled losses.
+    compute `proximal_logp`, for decoupled losses. With `adapters` they alone are trained, and `ref_is_base` makes the
+    base, adapters off, the reference: it is in the state already, and a `ref` of one's own would be a second copy.
     """
+    if ref_is_base and adapters is None:
+        raise ValueError("ref_is_base: got no adapters, want some; without them give `prepare` a reference of its own")
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if micro_rows < 1 or micro_rows % shards:
         raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
-    state_shardings = _state_shardings(config, tx, mesh)
+    state_shardings = _state_shardings(config, tx, mesh, adapters)
     rows, everywhere = batch_sharding(mesh), replicated(mesh)
     split = partial(_split, micro_rows=micro_rows, sharding=NamedSharding(mesh, PartitionSpec(None, *rows.spec)))
     score = partial(_score, config=config, temperature=temperature, chunk=chunk)
 
-    fresh = partial(_fresh, tx=tx)
-    from_key = jax.jit(lambda key: fresh(transformer.init(config, key)), out_shardings=state_shardings)
-    # A copy: the state will be donated, and what was given belongs to somebody else.
-    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=state_shardings)
     filled = jax.jit(
-        partial(prepare, score=score, split=split, fill_proximal=fill_proximal),
+        partial(prepare, score=score, split=split, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
         in_shardings=(state_shardings, None, rows),
         out_shardings=rows,
     )
@@ -100,13 +107,14 @@ def make_learner(
         return jax.device_put(batch, rows)  # H2D, once for each batch; nothing to do for one that is there
 
     return Learner(
-        init_state=lambda start: from_key(start) if isinstance(start, jax.Array) else from_params(start),
+        init_state=_starter(config, tx, adapters, state_shardings),
         prepare=lambda state, ref, batch: (
-            filled(state, ref, put(batch)) if fill_proximal or ref is not None else put(batch)
+            filled(state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
         ),
         train_step=lambda state, batch: step(state, put(batch)),
         state_shardings=state_shardings,
         compiled_steps=step._cache_size,
+        lower=step.lower,
     )
 
 
@@ -121,8 +129,16 @@ def prepare(
     score: Callable,
     split: Callable,
     fill_proximal: bool,
+    ref_is_base: bool = False,
 ) -> TrajectoryBatch:
-    """Fill `ref_logp` under `ref` if given, and `proximal_logp` under the state's own parameters if asked. Pure."""
+    """Fill `ref_logp` under `ref` if given, and `proximal_logp` under the state's own parameters if asked. Pure.
+
+    `ref_is_base`: `ref_logp` is that of the state's own parameters without their adapters.
+    """
+    if ref_is_base:
+        if ref is not None:
+            raise ValueError("prepare: got a reference, want None; this learner's is the base of its adapters")
+        ref = lora.base(state.params)
     micro = split(batch)
 
     def fill(params: Params) -> Float[Array, "B T"]:
@@ -155,17 +171,18 @@ def train_step(
     parameters and optimizer (with its schedule's count) stay, and `skipped` grows by one.
     """
     micro = split(batch)
-    grads, loss, metrics = _accumulate(state.params, micro, score, loss_fn)
+    trained, frozen = lora.partition(state.params)
+    grads, loss, metrics = _accumulate(trained, frozen, micro, score, loss_fn)
     # Σ gradients of totals / Σ counts: one global denominator. Dividing before adding would weigh tokens by their cut.
     grads = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), grads)
     norm = optax.global_norm(grads)
     good = jnp.isfinite(norm) & jnp.isfinite(loss.total) & (loss.count > 0)
 
     def update() -> tuple[Params, optax.OptState]:
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        return optax.apply_updates(state.params, updates), opt_state
+        updates, opt_state = tx.update(grads, state.opt_state, trained)
+        return optax.apply_updates(trained, updates), opt_state
 
-    params, opt_state = jax.lax.cond(good, update, lambda: (state.params, state.opt_state))
+    trained, opt_state = jax.lax.cond(good, update, lambda: (trained, state.opt_state))
     one = jnp.ones((), jnp.float32)
     metrics = {
         "loss": loss,
@@ -173,26 +190,27 @@ def train_step(
         "optim/grad_norm": Mean(norm, one),  # before clipping
         "optim/skipped": Mean(1 - good.astype(jnp.float32), one),
     }
+    params = lora.combine(trained, frozen)
     state = TrainState(params, opt_state, state.step + good, state.skipped + ~good)
     return state, metrics
 
 
 def _accumulate(
-    params: Params, micro: TrajectoryBatch, score: Callable, loss_fn: LossFn
+    trained: Params, frozen: Params, micro: TrajectoryBatch, score: Callable, loss_fn: LossFn
 ) -> tuple[Params, Mean, Metrics]:
-    """Σ over micro-batches of (gradient of the loss's total, loss, metrics), the gradient in f32."""
+    """Σ over micro-batches of (gradient of the loss's total, loss, metrics), the gradient in f32 and by `trained`."""
 
-    def total(params: Params, piece: TrajectoryBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
-        loss, metrics = loss_fn(*score(params, piece), piece)
+    def total(trained: Params, piece: TrajectoryBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+        loss, metrics = loss_fn(*score(lora.combine(trained, frozen), piece), piece)
         return loss.total, (loss, dict(metrics))
 
     def one(i: Int[Array, ""], sums: tuple) -> tuple:
-        grads, measured = jax.grad(total, has_aux=True)(params, _take(micro, i))
+        grads, measured = jax.grad(total, has_aux=True)(trained, _take(micro, i))
         grads = jax.tree.map(lambda s, g: s + g.astype(jnp.float32), sums[0], grads)
         return grads, *jax.tree.map(lambda s, m: s + m, sums[1:], measured, is_leaf=_is_metric)
 
-    measured = jax.eval_shape(total, params, jax.eval_shape(_take, micro, jnp.int32(0)))[1]
-    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+    measured = jax.eval_shape(total, trained, jax.eval_shape(_take, micro, jnp.int32(0)))[1]
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), trained)
     nothing = jax.tree.map(lambda m: m.identity(), measured, is_leaf=_is_metric)
     return jax.lax.fori_loop(0, _used(micro), one, (zeros, *nothing))
 
@@ -233,16 +251,49 @@ def _is_metric(x: Any) -> bool:
 # --- state and optimizer ---------------------------------------------------------------------------------------------
 
 
+def _starter(
+    config: ModelConfig, tx: optax.GradientTransformation, adapters: lora.Lora | None, shardings: TrainState
+) -> Callable[[PRNGKeyArray | Params], TrainState]:
+    fresh = partial(_fresh, tx=tx)
+    from_key = jax.jit(lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)
+    # A copy: the state will be donated, and what was given belongs to somebody else.
+    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=shardings)
+
+    def init_state(start: PRNGKeyArray | Params) -> TrainState:
+        if isinstance(start, jax.Array):
+            return from_key(start)
+        if lora.adapted(start) != (adapters is not None):
+            got, want = ("with", "without") if adapters is None else ("without", "with")
+            raise ValueError(
+                f"init_state: got parameters {got} adapters and a learner {want}; use models.lora.merge or add first"
+            )
+        return from_params(start)
+
+    return init_state
+
+
+def _init(config: ModelConfig, adapters: lora.Lora | None, key: PRNGKeyArray) -> Params:
+    params = transformer.init(config, key)
+    return params if adapters is None else lora.add(params, config, adapters, key)
+
+
 def _fresh(params: Params, *, tx: optax.GradientTransformation) -> TrainState:
-    return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    trained, _ = lora.partition(params)
+    return TrainState(params, tx.init(trained), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
-def _state_shardings(config: ModelConfig, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def _state_shardings(
+    config: ModelConfig, tx: optax.GradientTransformation, mesh: Mesh, adapters: lora.Lora | None
+) -> TrainState:
     """Optimizer moments lie where their parameters lie; counters are everywhere."""
-    params, everywhere = param_shardings(config, mesh), replicated(mesh)
-    shapes = jax.eval_shape(lambda key: tx.init(transformer.init(config, key)), jax.random.key(0))
+    params, everywhere = param_shardings(config, mesh, adapters=adapters), replicated(mesh)
+    shapes = jax.eval_shape(lambda key: _fresh(_init(config, adapters, key), tx=tx).opt_state, jax.random.key(0))
     opt_state = optax.tree_utils.tree_map_params(
-        tx, lambda _, sharding: sharding, shapes, params, transform_non_params=lambda _: everywhere
+        tx,
+        lambda _, sharding: sharding,
+        shapes,
+        lora.partition(params)[0],
+        transform_non_params=lambda _: everywhere,
     )
     return TrainState(params, opt_state, everywhere, everywhere)
 
@@ -288,7 +339,9 @@ def make_optimizer(
     schedule: str = "constant",
     final_frac: float = 0.0,
 ) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm, at the rate of `make_schedule`; DECAYED matrices alone are decayed."""
+    """AdamW after clipping by the global norm, at the rate of `make_schedule`; DECAYED matrices alone are decayed, or
+    the two of the adapter beside one: towards 0, that is towards the base.
+    """
     rate = make_schedule(
         learning_rate=learning_rate,
         warmup_steps=warmup_steps,
@@ -303,4 +356,4 @@ def make_optimizer(
 
 
 def _decayed(params: Params) -> Params:
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: lora.adapted_name(path[-1].key) in DECAYED, params)

@@ -38,7 +38,7 @@ class Status(enum.Enum):
         return self not in (Status.ENV_ERROR, Status.CANCELLED)
 
 
-_ROW_DTYPES = {
+ROW_DTYPES = {  # of its fields, in their order
     "tokens": np.int32,
     "turn": np.int32,
     "action_mask": np.bool_,
@@ -51,6 +51,7 @@ _ROW_DTYPES = {
 class Row:
     """One sequence as the policy saw it; `x[t]` describes `tokens[t]` given `tokens[:t]`.
 
+    `turn` is -1 on the prompt, k on turn k of the episode and on the world's answer to it.
     `action_mask` is True on policy-sampled tokens only; off it, `behavior_logp` is 0 and `version` is -1.
     `behavior_logp` is in nats, of the full softmax at the sampling temperature.
     """
@@ -62,7 +63,7 @@ class Row:
     version: Int[np.ndarray, " t"]
 
     def __post_init__(self):
-        for name, dtype in _ROW_DTYPES.items():
+        for name, dtype in ROW_DTYPES.items():
             value = getattr(self, name)
             if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
                 got = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -93,9 +94,10 @@ class Turn:
 class Trajectory:
     """One episode on the host, ragged.
 
-    `rows` holds one row, unless the template or a context cut breaks the prefix; score and advantage belong to the
-    episode. `facts` is what the world reports, `scores` the reward terms by name, `images` None or uint8 arrays by
-    identity.
+    `rows` holds one row, unless the template or a context cut breaks the prefix: then a later row begins with the
+    conversation so far as its prompt, and each sampled token is an action in one row alone. Score and advantage belong
+    to the episode. `facts` is what the world reports, `scores` the reward terms by name, `images` None or uint8 arrays
+    by identity.
     """
 
     task_id: str
@@ -114,7 +116,7 @@ class Trajectory:
         """
         record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         record["status"] = self.status.name
-        record["rows"] = [{name: getattr(row, name) for name in _ROW_DTYPES} for row in self.rows]
+        record["rows"] = [{name: getattr(row, name) for name in ROW_DTYPES} for row in self.rows]
         record["facts"], record["scores"] = dict(self.facts), dict(self.scores)
         record["images"] = None if self.images is None else dict(self.images)
         payload = msgpack.packb(record, default=_pack_extension, strict_types=True)
@@ -164,7 +166,7 @@ def _unpack_extension(kind: int, data: bytes) -> Any:
 class TrajectoryBatch:
     """Packed rows, NumPy on the host and jax arrays on the device, sharded over B. A pytree; absent fields are None.
 
-    Segments number the episodes of a row from 1; segment 0 is padding, and every other field is 0 there.
+    Segments number the host rows in a packed row from 1; segment 0 is padding, and every other field is 0 there.
     """
 
     tokens: Int[Array, "B T"]
@@ -175,6 +177,8 @@ class TrajectoryBatch:
     staleness: Int[Array, "B T"]  # learner version minus the version that sampled the token; 0 off the mask
     rewards: Float[Array, "B T"]  # an episode's reward stands on its last action token
     advantages: Float[Array, "B T"]
+    # 1 / (action tokens of the episode, over all its rows) on each of them; None: every episode is one row
+    episode_share: Float[Array, "B T"] | None = None
     proximal_logp: Float[Array, "B T"] | None = None
     ref_logp: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None

@@ -71,7 +71,7 @@ def grpo(
             metrics["policy/ref_kl"] = masked.mean(jax.lax.stop_gradient(ref_kl), mask)
         if entropy_coef:
             loss = loss - entropy_coef * masked.keep(entropy, mask)
-        return reduce_loss(loss, mask, batch.segment, how=reduce, length=length), metrics
+        return reduce_loss(loss, mask, batch.segment, how=reduce, length=length, share=batch.episode_share), metrics
 
     return loss_fn
 
@@ -87,7 +87,11 @@ def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2, **opt
 
 
 def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, **options) -> LossFn:
-    """GSPO (2507.18071): one length-normalised ratio for each episode, in its token form."""
+    """GSPO (2507.18071): one length-normalised ratio for each row of an episode, in its token form.
+
+    The paper's s_i is the ratio of one response given one context. A later row has another context (the template has
+    dropped what was said): it is a response of its own, with a ratio and a clip of its own. The mean is over episodes.
+    """
     return grpo(clip_low=clip_low, clip_high=clip_high, level="sequence", reduce="sequence", **options)
 
 
@@ -105,7 +109,9 @@ def sft(*, reduce: str = "token", length: int | None = None) -> LossFn:
             "sft/nll": masked.mean(jax.lax.stop_gradient(per_token), batch.action_mask),
             "policy/entropy": masked.mean(jax.lax.stop_gradient(entropy), batch.action_mask),
         }
-        return reduce_loss(per_token, batch.action_mask, batch.segment, how=reduce, length=length), metrics
+        return reduce_loss(
+            per_token, batch.action_mask, batch.segment, how=reduce, length=length, share=batch.episode_share
+        ), metrics
 
     return loss_fn
 

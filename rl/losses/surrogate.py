@@ -46,7 +46,8 @@ def sequence_log_ratio(
 ) -> Float[Array, "B T"]:
     """log s_i = (1/|y_i|) Σ_t log r_t over a segment's masked tokens, at each of them; 0 elsewhere (GSPO, 2507.18071).
 
-    Token form (eqs. 13-14): the value is that of the sequence, the gradient that of the token itself.
+    A segment is one host row: where an episode has several, each has its own ratio, given its own context. Token form
+    (eqs. 13-14): the value is that of the sequence, the gradient that of the token itself.
     """
     log_ratio = masked.keep(log_ratio, mask)
     count = masked.segment_sum(mask.astype(log_ratio.dtype), segment)

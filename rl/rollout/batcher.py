@@ -18,6 +18,7 @@ class _Item:
     row: Row
     advantage: float
     reward: float
+    actions: int  # of the whole episode
 
 
 def pack(
@@ -31,14 +32,17 @@ def pack(
     version: int,
     pad_id: int,
     max_staleness: int | None = None,
+    shares: bool = False,
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
+    Each row of an episode is a segment of its own, anywhere in the batch.
 
     Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. An
     episode's advantage stands on each of its action tokens, its reward on the last one; staleness = version - the
     version that sampled the token. Episodes that are not scored, and rows without an action token, add no loss and are
-    left out. Stats: rows (used, rounded up), micro_batches, episodes, tokens, action_tokens, pad_frac (of the places
-    in used rows).
+    left out. `episode_share` is filled if an episode has several rows, or if `shares`: where that can happen, ask for
+    it, so that every batch has one structure and is compiled for once. Stats: rows (used, rounded up), micro_batches,
+    episodes, tokens, action_tokens, pad_frac (of the places in used rows).
 
     Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an
     advantage or reward, and for two episodes of one (ticket, member). AssertionError for a trained token more than
@@ -50,17 +54,19 @@ def pack(
     lengths = np.array([len(item.row.tokens) for item in items], np.int64)
     if len(items) and lengths.max() > length:
         raise ValueError(
-            f"pack: got an episode of {lengths.max()} tokens, want at most {length}; "
+            f"pack: got an episode with a row of {lengths.max()} tokens, want at most {length}; "
             "lower the episodes' max_tokens or raise length"
         )
     row_of, start_of = assign(lengths, length)
     used = -(-(int(row_of.max()) + 1) // micro_rows) * micro_rows if len(items) else 0
     if used > rows:
         raise ValueError(
-            f"pack: got {lengths.sum()} tokens in {len(items)} episodes, which fill {used} rows of {length}, "
-            f"want at most {rows} rows; raise rows, or put fewer groups in a batch"
+            f"pack: got {lengths.sum()} tokens in {len(items)} rows of {episodes} episodes, which fill {used} packed "
+            f"rows of {length}, want at most {rows}; raise rows (those without tokens cost nothing), or put fewer "
+            "groups in a batch"
         )
-    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id)
+    shares = shares or len(items) > episodes
+    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id, shares)
     oldest = int(batch.staleness.max(initial=0))
     if max_staleness is not None and oldest > max_staleness:
         raise AssertionError(
@@ -109,12 +115,15 @@ def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
             raise ValueError(f"pack: episode {key} ({name}) has no {missing[0]}; give one for each scored episode")
         trained = [row for row in trajectory.rows if row.action_mask.any()]
         episodes += bool(trained)
+        actions = sum(int(row.action_mask.sum()) for row in trained)
         for row in trained:
-            items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0))
+            items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0, actions))
     return items, episodes
 
 
-def _fill(items: Sequence[_Item], lengths, begin, shape: tuple[int, int], version: int, pad_id: int) -> TrajectoryBatch:
+def _fill(
+    items: Sequence[_Item], lengths, begin, shape: tuple[int, int], version: int, pad_id: int, shares: bool
+) -> TrajectoryBatch:
     """Writes every field with one scatter; `begin` is the flat place of each item's first token."""
     inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # position in its item
     place = np.repeat(begin, lengths) + inside
@@ -143,6 +152,7 @@ def _fill(items: Sequence[_Item], lengths, begin, shape: tuple[int, int], versio
         last[end - 1 - int(np.argmax(item.row.action_mask[::-1]))] = True
     advantage = np.repeat(np.array([item.advantage for item in items], np.float32), lengths)
     reward = np.repeat(np.array([item.reward for item in items], np.float32), lengths)
+    share = np.repeat(1 / np.array([item.actions for item in items], np.float32), lengths) if shares else None
     return TrajectoryBatch(
         tokens=spread(joined("tokens", np.int32), np.int32, pad_id),
         segment=spread(np.repeat(segment, lengths), np.int32),
@@ -152,4 +162,5 @@ def _fill(items: Sequence[_Item], lengths, begin, shape: tuple[int, int], versio
         staleness=spread(np.where(mask, version - behind, 0), np.int32),
         rewards=spread(np.where(last, reward, 0), np.float32),
         advantages=spread(np.where(mask, advantage, 0), np.float32),
+        episode_share=None if share is None else spread(np.where(mask, share, 0), np.float32),
     )

@@ -75,7 +75,8 @@ class Engine:
         self._sessions: set[Session] = set()
         self._free = list(range(residents))[::-1]
         self._queue: deque[object] = deque()  # callers waiting for rows, first come first served
-        self._stop_ids: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._stop_lock = threading.Lock()
+        self._stop_ids: dict[tuple[str, ...], tuple[int, ...]] = {}  # guarded by its own lock
         self._failure: BaseException | None = None
         self._closing = False
         self._busy_lanes = 0
@@ -194,19 +195,17 @@ class Engine:
 
     def _ids_that_stop(self, stop: tuple[str, ...]) -> tuple[int, ...]:
         """Ids whose own text holds a stop string. With tags as single tokens nearly every turn ends at one, on the
-        device.
+        device; where a tag is several tokens there are none, and turns end on the host, after the round.
         """
         if not stop:
             return ()
         if any(not s for s in stop):
             raise ValueError(f"generate: got stop={stop}, want non-empty strings")
-        with self._lock:
-            known = self._stop_ids.get(stop)
-        if known is None:
-            known = tuple(i for i in range(self.config.vocab_size) if any(s in self._view([i]) for s in stop))
-            with self._lock:
-                self._stop_ids[stop] = known
-        return known
+        with self._stop_lock:  # one caller looks and the others wait: a large vocabulary takes a second
+            if stop not in self._stop_ids:
+                texts = (self._view([i]) for i in range(self.config.vocab_size))
+                self._stop_ids[stop] = tuple(i for i, text in enumerate(texts) if any(s in text for s in stop))
+            return self._stop_ids[stop]
 
     def _admit(
         self, keys: Sequence[UInt32[np.ndarray, "2"]], sampling: Sampling, timeout_s: float | None
@@ -248,6 +247,15 @@ class Engine:
 
         self._on_thread(copy)
         return children
+
+    def _restart(self, session: Session, turn: int) -> None:
+        if not 1 <= turn < 2**30:
+            raise ValueError(f"restart: got {turn=}, want 1 <= turn < 2**30: the first row begins at turn 0")
+        with self._lock:
+            if session._request is not None:
+                raise RuntimeError("restart: the session has a call in flight; one thread may use a session")
+            session.key = fold_in(session._first_key, 2**30 + turn)
+            session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing
 
     def _close_session(self, session: Session) -> None:
         with self._lock:

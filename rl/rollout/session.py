@@ -49,6 +49,7 @@ class Session:
 
     def __init__(self, engine: "Engine", row: int, key: UInt32[np.ndarray, "2"], sampling: Sampling):
         self._engine, self.row, self.key, self.sampling = engine, row, key, sampling
+        self._first_key = key
         self.closed = False
         self._ids: list[int] = []
         self._cached = 0  # leading ids whose KV in the row is of the current weights
@@ -82,6 +83,14 @@ class Session:
         `timeout_s` where that can be. Errors: as `Engine.open`.
         """
         return self._engine._fork(self, n, keys, timeout_s)
+
+    def restart(self, turn: int) -> None:
+        """Begin again as an empty session in the same row, as if it were closed and opened with the key of the row of
+        ids that begins at `turn`: fold_in(first key, 2³⁰ + turn).
+
+        Errors: ValueError for a turn outside [1, 2³⁰); RuntimeError with a call in flight.
+        """
+        self._engine._restart(self, turn)
 
     def close(self) -> None:
         """Free the row and end a call in flight with "closed"; idempotent."""

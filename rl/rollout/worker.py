@@ -8,6 +8,10 @@ A failed world is typed data: one that raises, answers something else than a Ste
 `call_deadline_s` ends its episode as ENV_ERROR with `facts["error"]`. A call that *never* returns cannot be seen from
 here: rl/rollout/pool.py watches the clock of each thread, abandons it with its world, records the ENV_ERROR and starts
 another. A failed program (codec, engine) raises.
+
+Where the chat template would rewrite what was said so far (models.codec.NotPrefix), the episode goes on in a new row:
+its prompt is the template's rendering of the whole conversation, in which no token is an action, and the session starts
+again, empty. What was sampled stays in the row in which it was sampled, so every sampled token is trained once.
 """
 
 import itertools
@@ -22,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from envs.base import Env, EnvError, Message, Observation, Step, Task
-from models.codec import Codec
+from models.codec import Codec, NotPrefix
 from rl.rollout.session import CapacityError
 from rl.rollout.watched import guarded
-from rl.types import Row, Status, Trajectory, Turn
+from rl.types import ROW_DTYPES, Row, Status, Trajectory, Turn
 
 
 def run_episode(
@@ -40,21 +44,21 @@ def run_episode(
     max_tokens: int,
     call_deadline_s: float,
     max_seconds: float | None = None,
-    role: str = "tool",
+    role: str | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Plays `task` to its end and returns its trajectory, whatever the world does. The caller closes both sides.
 
-    `max_turn_tokens` bounds what one turn samples, `max_tokens` the whole row, prompt and world text included: no row
-    is longer. `role` is the world's in the chat template. A text that `env.reset` gives follows the prompt as a user
-    message. Row.turn is -1 on the prompt and k on turn k (from 0) and on the world's answer to it.
+    `max_turn_tokens` bounds what one turn samples, `max_tokens` each row, prompt and world text included: no row is
+    longer, and in a new row what it renders again counts again. `role` is the world's in the chat template, by default
+    `codec.world_role`. A text that `env.reset` gives follows the prompt as a user message. Row.turn is -1 on a row's
+    prompt and k on turn k (from 0, counted over the rows) and on the world's answer to it.
 
     `max_seconds` (None: no limit) bounds the world's clock: `facts["seconds"]` where the world reports its own, virtual
     or not, and otherwise the seconds of `clock` spent inside its calls. It is read after each step; time spent sampling
     does not count.
 
-    CANCELLED: the session was closed. Raises what the codec and the engine raise
-    (models.codec.NotPrefix among them).
+    CANCELLED: the session was closed. Raises what the codec and the engine raise.
     """
     record, facts, spent_s = _Record(), {"success": False}, 0.0
 
@@ -65,7 +69,8 @@ def run_episode(
 
     try:
         first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
-        new_ids = codec.start(_messages(task, _observed(first).text))
+        talk = _Talk(codec, _messages(task, _observed(first).text), role)
+        new_ids = codec.start(talk.messages)
         for index in itertools.count():
             asked = min(max_turn_tokens, max_tokens - len(record) - len(new_ids))
             if asked < 1:
@@ -91,7 +96,10 @@ def run_episode(
                 return ended(Status.GAVE_UP if facts.get("gave_up") else Status.DONE)
             if index + 1 >= env.spec.max_turns:
                 return ended(Status.TURN_LIMIT)
-            new_ids = codec.extend(turn.ids, step.observation.text, role=role)
+            new_ids, breaks = talk.answer(turn.ids, step.observation.text)
+            if breaks:
+                record.begin_row()
+                session.restart(index + 1)
     except EnvError as err:
         return ended(Status.ENV_ERROR, error=_note(err))
 
@@ -106,7 +114,7 @@ def transcribe(
     ticket: int = 0,
     member: int = 0,
     status: Status = Status.DONE,
-    role: str = "tool",
+    role: str | None = None,
     first: str = "",
 ) -> Trajectory:
     """The trajectory of scripted `turns` (action, observation): the rows that a live episode with these texts would
@@ -114,68 +122,76 @@ def transcribe(
 
     Action ids are `codec.encode_action`, action_mask is True on them, `behavior_logp` 0 and `version` 0 (nobody
     sampled them). An action is cut after its first stop string; without one it ends with the end-of-turn id, which a
-    live turn would have had to sample. The last observation is not part of the row: nothing was sampled after it.
-    `first` is reset's text.
+    live turn would have had to sample; a thinking tag that the generation prompt opens is not sampled twice. The last
+    observation is in no row: nothing was sampled after it. `first` is reset's text.
     """
-    record = _Record()
-    new_ids = codec.start(_messages(task, first))
+    record, talk = _Record(), _Talk(codec, _messages(task, first), role)
+    new_ids = codec.start(talk.messages)
     for index, (action, observation) in enumerate(turns):
-        text, complete = _cut(action, stop)
+        text, complete = _cut(action.removeprefix(codec.opened.rstrip()), stop)
         ids = codec.encode_action(text)
         if not complete:
             ids.append(codec.end_ids[0])
         record.given(new_ids, index - 1)
         record.sampled(Turn(ids, [0.0] * len(ids), [0] * len(ids), "stop" if complete else "end"), index)
-        new_ids = codec.extend(ids, observation, role=role)
+        new_ids, breaks = talk.answer(ids, observation)
+        if breaks:
+            record.begin_row()
     return Trajectory(task.task_id, ticket, member, status, record.rows(), dict(facts), {})
 
 
 def action_text(codec: Codec, ids: Sequence[int], stop: Sequence[str]) -> str:
-    """What the world sees of a turn: its text up to and including the first stop string, without a sampled end."""
-    if ids and ids[-1] in codec.end_ids:
-        ids = ids[:-1]
-    return _cut(codec.view(ids), stop)[0]
+    """What the world sees of a turn: the assistant's message up to and including the first stop string."""
+    return _cut(codec.turn_text(ids), stop)[0]
+
+
+class _Talk:
+    """The conversation so far, and the ids by which it goes on."""
+
+    def __init__(self, codec: Codec, messages: Sequence[Message], role: str | None):
+        self.messages = tuple(messages)
+        self._codec, self._role = codec, codec.world_role if role is None else role
+
+    def answer(self, sampled_ids: Sequence[int], text: str) -> tuple[list[int], bool]:
+        """The ids before the next turn, and whether they begin a new row: then they are the conversation's, rendered
+        again.
+        """
+        before = self.messages
+        self.messages += (Message("assistant", self._codec.turn_text(sampled_ids)), Message(self._role, text))
+        try:
+            return self._codec.extend(sampled_ids, text, self._role, before), False
+        except NotPrefix:
+            return self._codec.start(self.messages), True
 
 
 class _Record:
-    """A row while it grows."""
+    """The rows of an episode while they grow; its length is that of the row that grows now."""
 
     def __init__(self):
-        self._tokens: list[int] = []
-        self._turn: list[int] = []
-        self._mask: list[bool] = []
-        self._logp: list[float] = []
-        self._version: list[int] = []
+        self._rows: list[dict[str, list]] = []
+        self.begin_row()
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._rows[-1]["tokens"])
+
+    def begin_row(self) -> None:
+        self._rows.append({name: [] for name in ROW_DTYPES})
 
     def given(self, ids: Sequence[int], turn: int) -> None:
-        """Prompt, glue and world text: nobody's action."""
-        self._append(ids, turn, False, [0.0] * len(ids), [-1] * len(ids))
+        """Prompt, glue and world text: nobody's action. What begins a row is its prompt."""
+        self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))
 
     def sampled(self, turn: Turn, index: int) -> None:
         self._append(turn.ids, index, True, turn.logp, turn.version)
 
     def _append(self, ids, turn: int, mask: bool, logp, version) -> None:
-        self._tokens += ids
-        self._turn += [turn] * len(ids)
-        self._mask += [mask] * len(ids)
-        self._logp += logp
-        self._version += version
+        for name, values in zip(ROW_DTYPES, (ids, [turn] * len(ids), [mask] * len(ids), logp, version), strict=True):
+            self._rows[-1][name] += values
 
     def rows(self) -> tuple[Row, ...]:
-        if not self._tokens:  # the episode ended before the policy was asked
-            return ()
-        return (
-            Row(
-                tokens=np.asarray(self._tokens, np.int32),
-                turn=np.asarray(self._turn, np.int32),
-                action_mask=np.asarray(self._mask, np.bool_),
-                behavior_logp=np.asarray(self._logp, np.float32),
-                version=np.asarray(self._version, np.int32),
-            ),
-        )
+        """An episode that ended before the policy was asked has none; nor is a row kept before its first turn."""
+        arrays = [{name: np.asarray(row[name], dtype) for name, dtype in ROW_DTYPES.items()} for row in self._rows]
+        return tuple(Row(**row) for row in arrays if len(row["tokens"]))
 
 
 def _messages(task: Task, first: str) -> tuple[Message, ...]:

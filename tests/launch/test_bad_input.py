@@ -13,7 +13,10 @@ from configs import qa_file
 from launch.cli import EXIT_BAD_INPUT
 from launch.plan import make_plan
 from launch.workdir import open_workdir
+from models.config import ModelConfig
+from models.hf_config import describe
 
+LLAMA = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48)
 ROOT = Path(__file__).resolve().parents[2]
 
 SEARCH = '''
@@ -49,6 +52,10 @@ def there(tmp_path_factory):
     (folder / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "notes").mkdir()
     (folder / "notes" / "thesis.txt").write_text("mine")
+    (folder / "cut.gguf").write_bytes(b"GGML" + bytes(100))
+    (folder / "pickled").mkdir()
+    (folder / "pickled" / "config.json").write_text(json.dumps(describe(LLAMA)))
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"never opened")
     (folder / "cut").mkdir()
     (folder / "cut" / "config.json").write_text('{"name": ')
     config = qa_file.get_config(f"file={folder / 'q.jsonl'}")
@@ -89,6 +96,10 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/quickstart.py --config.batch.rowz=3 --workdir={}/new", 'Did you mean "rows"'),
         ("train --config={}/extra.py --workdir={}/new", "nothing reads; remove or rename:\n  mesh.model"),
         ("train --config=configs/quickstart.py --config.rl.group_size=1 --workdir={}/new", "teaches nothing"),
+        (
+            "sft --config=configs/quickstart.py --config.lora.rank=999 --workdir={}/new",
+            "lora.rank: got 999, want at most",
+        ),
         ("train --config=configs/quickstart.py --init={}/none --workdir={}/new", "--init: no {}/none/config.json"),
         ("train --config=configs/quickstart.py --init={}/run --workdir={}/new", "--init: no {}/run/ckpt"),
         ("train --config=configs/qa_file.py:file={}/none.jsonl --workdir={}/new", "none.jsonl: no such file"),
@@ -97,6 +108,13 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/quickstart.py --workdir={}/run", "holds a run of another config"),
         ("train --reward=m:f --workdir={}/run", "--reward: a run in --workdir has its own"),
         ("train --config=configs/quickstart.py --reward=m:f --workdir={}/new", "world does not take it"),
+        ("train --config={}/few.py:{} --config.model.path={}/cut.gguf --workdir={}/new", "cut.gguf: not a GGUF file"),
+        (
+            "train --config={}/few.py:{} --config.model.path={}/pickled --workdir={}/new",
+            "model.bin: weights as a pickle",
+        ),
+        ("play --config=configs/quickstart.py --ask=Who", "its model.path is empty; want one that names a model"),
+        ("export --workdir={}/run --out={}/notes", "want a new folder in one that exists"),
         ("sft --workdir={}/cut", "config.json: unreadable"),
         ("evaluate --workdir={}/run", "tokenizer"),
     ],
@@ -109,11 +127,11 @@ def test_bad_input_is_one_line_and_touches_nothing(there, command, message):
 
 
 def test_a_run_without_a_checkpoint_cannot_be_evaluated(there, tmp_path):
-    from launch import build
+    from launch import build, policy
 
     shutil.copytree(there / "run", tmp_path / "run")
     plan = make_plan(json.loads((tmp_path / "run" / "config.json").read_text()))
-    build.build_codec(plan, build.build_world(plan), tmp_path / "run" / "tokenizer")
+    policy.build_codec(plan, build.build_world(plan), tmp_path / "run" / "tokenizer")
     before = contents(tmp_path)
     out = launch("evaluate", f"--workdir={tmp_path / 'run'}", "--n=4")
     ends_in_one_line(out, f"{tmp_path / 'run' / 'ckpt'}: no checkpoint there")

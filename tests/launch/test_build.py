@@ -7,6 +7,9 @@ import pytest
 from configs import qa_file, quickstart
 from launch import build, runs
 from launch.plan import make_plan
+from models.codec import Codec
+from models.config import Lora
+from tests.models import chat_templates as ct
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,7 @@ def test_what_is_right_passes(search, questions):
         ({"eval": {"final_n": 9}}, "got n=9 tasks, but 'test' has 8"),
         ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
         ({"tokenizer_path": "nowhere"}, "nowhere"),
+        ({"lora": Lora(129, 16.0)}, "lora.rank: got 129, want at most 128, the smaller side of wq"),
     ],
 )
 def test_what_is_wrong_is_named(search, change, message):
@@ -79,3 +83,18 @@ def test_demonstrations_that_fit_no_row_are_refused(search):
     codec = Codec(train_tokenizer(world.texts(), 400, folder))
     with pytest.raises(ValueError, match="no demonstration fits"):
         build.pack_demonstrations(plan, codec, demos, world)
+
+
+def test_the_rows_that_a_template_may_make_must_fit_a_batch(search):
+    world = build.build_world(search)
+    drops = Codec(ct.make_tokenizer(ct.KEEPS_THE_LAST, ct.QWEN_TOKENS + ct.THINK_TOKENS, ct.QWEN))
+    episodes, turns = search.rl.groups_per_batch * search.rl.group_size, build.env_spec(world).max_turns
+    few = dataclasses.replace(search, batch=dataclasses.replace(search.batch, rows=episodes * turns - 1))
+    with pytest.raises(
+        ValueError, match=f"< {episodes} episodes x {turns} turns.*rewrites earlier turns.*raise batch.rows"
+    ):
+        build.build_packer(few, drops, world)
+    enough = dataclasses.replace(search, batch=dataclasses.replace(search.batch, rows=episodes * turns))
+    assert build.build_packer(enough, drops, world).keywords["shares"] is True
+    keeps = Codec(ct.make_tokenizer(ct.SMOLLM2, ct.QWEN_TOKENS, ct.QWEN))
+    assert build.build_packer(search, keeps, world).keywords["shares"] is False

@@ -114,6 +114,11 @@ def test_finite(name):
         ({"model/remat": "some"}, "remat: got 'some'"),
         ({"model/init": "mimetic", "model/d_model": 64}, "got n_kv_heads x head_dim = 128, wanted at most"),
         ({"tokenizer/vocab_size": 0}, "vocab_size: got 0, want at least 1"),
+        ({"lora/rank": -1}, "lora.rank: got -1, wanted at least 0"),
+        ({"lora/rank": 4, "lora/alpha": 0.0}, "lora.alpha: got 0.0, want a finite number above 0"),
+        ({"lora/rank": 4, "lora/targets": ("q",)}, "lora.targets: got ('q',), want one or more of"),
+        ({"lora/rank": 4, "lora/targets": ()}, "lora.targets: got (), want one or more of"),
+        ({"lora/rank": 4, "lora/targets": "wq"}, "lora.targets: got 'wq', wanted a tuple of names"),
     ],
 )
 def test_impossible_combinations(changes, message):
@@ -132,6 +137,8 @@ def test_impossible_combinations(changes, message):
         ("model.d_model", 128.0, "whole number"),
         ("model.tie_embeddings", "yes", "bool"),
         ("mesh.data", "one", "whole number"),
+        ("lora.rank", 4.0, "whole number"),
+        ("lora.alpha", float("inf"), "finite number"),
     ],
 )
 def test_a_leaf_of_another_type(name, value, kind):
@@ -140,8 +147,8 @@ def test_a_leaf_of_another_type(name, value, kind):
 
 @pytest.mark.parametrize(
     "name",
-    "mesh.data model.d_model batch.rows engine.contexts rollout.retries demos.n sft.rows rl.b2 reward.reach "
-    "eval.n".split(),
+    "mesh.data model.d_model lora.rank lora.targets batch.rows engine.contexts rollout.retries demos.n sft.rows rl.b2 "
+    "reward.reach eval.n".split(),
 )
 def test_an_extra_key_of_a_section_and_a_missing_one(name):
     section, _, leaf = name.partition(".")
@@ -154,7 +161,14 @@ def test_an_extra_key_of_a_section_and_a_missing_one(name):
 
 def test_an_option_of_the_model_that_is_not_in_the_defaults():
     assert make_plan(tree(**{"model/rms_eps": 1e-5})).model["rms_eps"] == 1e-5
-    assert make_plan(tree()).model["rms_eps"] == 1e-6
+    assert "rms_eps" not in make_plan(tree()).model  # what a config file leaves out, the plan leaves to ModelConfig
+
+
+def test_adapters_are_off_at_rank_0_whatever_the_rest():
+    assert make_plan(tree()).lora is None
+    assert make_plan(tree(**{"lora/alpha": -1.0, "lora/targets": ("wq",)})).lora is None
+    lora = make_plan(tree(**{"lora/rank": 4, "lora/alpha": 8, "lora/targets": ["wq", "down"]})).lora
+    assert (lora.rank, lora.scale, lora.targets) == (4, 2.0, ("wq", "down"))
 
 
 def test_the_engine_samples_on_one_device():

@@ -217,6 +217,86 @@ MUTANTS: tuple[Mutant, ...] = (
         "for session in list(self._sessions):",
         "for session in ():",
     ),
+    # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
+    Mutant(
+        "tests/models/test_lora.py::test_merged_equals_unmerged_over_packed_rows[plain]",
+        "models/lora.py",
+        "return w + leaves[name + _SCALE].reshape(-1, *[1] * (w.ndim - 1)) * ab.reshape(w.shape)",
+        "return w + ab.reshape(w.shape)",
+    ),
+    Mutant(
+        "tests/models/test_lora.py::test_merged_equals_unmerged_over_the_cache[plain]",
+        "models/transformer.py",
+        "return y + delta(p, name, x) if has_adapter(p, name) else y",
+        'return y + delta(p, name, x) if has_adapter(p, name) and name != "down" else y',
+    ),
+    Mutant(
+        "tests/models/test_lora.py::test_fresh_adapters_are_the_base_bit_for_bit",
+        "models/lora.py",
+        "leaves[name + _B] = jnp.zeros(b, jnp.float32)",
+        "leaves[name + _B] = jnp.full(b, 1e-3)",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_the_base_is_frozen_and_has_no_optimizer_state",
+        "models/lora.py",
+        "return path[-1].endswith((_A, _B)) or path[0] in HEADS",
+        'return path[-1] not in ("embed", "wq")',
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_the_base_is_frozen_and_has_no_optimizer_state",
+        "rl/learner.py",
+        "params = lora.combine(trained, frozen)",
+        "params = lora.combine(trained, jax.tree.map(lambda x: 0.99 * x, frozen))",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_no_buffer_is_a_gradient_of_the_base",
+        "models/lora.py",
+        "if not adapted(params):",
+        "if params:",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_gradients_are_those_of_the_merged_matrix",
+        "models/lora.py",
+        "thin = jnp.matmul(x, a, precision=exact(x.dtype)) * leaves[name + _SCALE].astype(x.dtype)",
+        "thin = jnp.matmul(x, jax.lax.stop_gradient(a)) * leaves[name + _SCALE].astype(x.dtype)",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_the_reference_is_the_base",
+        "rl/learner.py",
+        "ref = lora.base(state.params)",
+        "ref = state.params",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_engine_logp_is_learner_logp[merged]",
+        "rl/rollout/weights.py",
+        "from models.lora import merge",
+        "from models.lora import base as merge",
+    ),
+    Mutant(
+        "tests/laws/test_lora.py::test_a_stage_starts_from_the_merged_one_before_it_and_resumes_alone",
+        "launch/policy.py",
+        "params = jax.jit(lora.merge)(params) if lora.adapted(params) else params",
+        "params = lora.base(params)",
+    ),
+    # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
+    Mutant(
+        "tests/models/test_heads.py::test_a_value_is_that_of_the_state_before_the_token",
+        "models/heads.py",
+        'before = _affine(hidden[:, :-1], head["weight"], head["bias"])',
+        'before = _affine(hidden[:, 1:], head["weight"], head["bias"])',
+    ),
+    Mutant(
+        "tests/models/test_heads.py::test_packed_equals_one_a_row_and_padding_changes_nothing",
+        "models/heads.py",
+        "return (segment > 0) & (after != segment)",
+        "return (segment > 0) & (after == 0)",
+    ),
+    Mutant(
+        "tests/models/test_heads.py::test_a_turn_is_judged_at_its_last_sampled_token",
+        "models/heads.py",
+        "return sampled & ~(same[0] & same[1])",
+        "return sampled & ~same[0]",
+    ),
     # -- packing: every token once, whatever the order; an episode's reward once
     Mutant(
         "tests/rl/test_batcher.py::test_every_token_is_there_once_and_order_does_not_matter",
@@ -227,8 +307,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
         "rl/rollout/batcher.py",
-        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0))",
-        "items.append(_Item(row, advantages[key], rewards[key]))",
+        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0, actions))",
+        "items.append(_Item(row, advantages[key], rewards[key], actions))",
     ),
     # -- asynchrony: the staleness bound
     Mutant(
@@ -290,8 +370,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
         "rl/rollout/worker.py",
-        "self._append(ids, turn, False, [0.0] * len(ids), [-1] * len(ids))",
-        "self._append(ids, turn, True, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, True, [0.0] * len(ids), [-1] * len(ids))",
     ),
     Mutant(
         "tests/models/test_codec.py::test_end_of_turn_is_glue_unless_sampled",
@@ -322,6 +402,92 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/types.py",
         'if zlib.crc32(payload).to_bytes(4, "big") != checksum:',
         "if False:",
+    ),
+    # -- chat templates: turn by turn is one render; what the template rewrites is told
+    Mutant(
+        "tests/models/test_families.py::test_turn_by_turn_is_one_render",
+        "models/glue.py",
+        "lambda text: json.dumps(text, ensure_ascii=False)[1:-1],",
+        "lambda text: text if json.dumps(text, ensure_ascii=False)[1:-1] else text,",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_control_ids_are_those_of_the_glue",
+        "models/codec.py",
+        "ids += self.encode_action(text) if owns[slot] else self._world(text)",
+        "ids += self._full.encode(text, add_special_tokens=False).ids",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_what_is_extended_is_the_render_and_nothing_else_is",
+        "models/glue.py",
+        "if not longer.startswith(seen.rstrip()) or not _squeeze(longer).startswith(_squeeze(turn)):",
+        "if not _squeeze(turn):",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_only_the_newest_thinking_is_kept",
+        "models/codec.py",
+        "if before:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_end_ids_are_the_union",
+        "models/codec.py",
+        "self.end_ids = tuple(dict.fromkeys([end, *eos, *map(int, extra_end_ids)]))",
+        "self.end_ids = tuple(dict.fromkeys([end, *eos]))",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_ids_do_not_depend_on_the_day",
+        "models/glue.py",
+        'self._source = _CLOCK + source if "strftime_now" in source else source',
+        "self._source = source",
+    ),
+    # -- episodes of several rows: nothing sampled is lost or trained twice; the sequence mean counts an episode once
+    Mutant(
+        "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
+        "rl/rollout/worker.py",
+        "self._rows.append({name: [] for name in ROW_DTYPES})",
+        "self._rows = [{name: [] for name in ROW_DTYPES}]",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
+        "rl/rollout/worker.py",
+        "return self._codec.start(self.messages), True",
+        "return self._codec.start(before), True",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
+        "rl/rollout/worker.py",
+        "session.restart(index + 1)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
+        "rl/rollout/engine.py",
+        "session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing",
+        "session._ids = []",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
+        "rl/rollout/engine.py",
+        "session.key = fold_in(session._first_key, 2**30 + turn)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
+        "rl/rollout/batcher.py",
+        "actions = sum(int(row.action_mask.sum()) for row in trained)",
+        "actions = int(trained[-1].action_mask.sum()) if trained else 0",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
+        "rl/losses/reduce.py",
+        "episodes = jnp.sum(share)\n",
+        "episodes = jnp.round(jnp.sum(share))\n",
+    ),
+    Mutant(
+        "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
+        "rl/losses/recipes.py",
+        "return reduce_loss(loss, mask, batch.segment, how=reduce, length=length, share=batch.episode_share), metrics",
+        "return reduce_loss(loss, mask, batch.segment, how=reduce, length=length), metrics",
     ),
     # -- answers: the last complete pair counts; world text forges nothing
     Mutant(
@@ -409,6 +575,98 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._retriever.search(self._real(query), self._k",
         "self._retriever.search(query, self._k",
     ),
+    # -- models of somebody else's: nothing is guessed, left over, or read by who does not need it
+    Mutant(
+        "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/layout.py",
+        "if str(index) not in done:",
+        "if True:",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_layout_is_theirs",
+        "models/layout.py",
+        "ours = ours.reshape(-1, ours.shape[-1]).T",
+        "ours = ours.transpose(2, 1, 0).reshape(ours.shape[-1], -1)",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_missing_and_left_over_tensors_are_named",
+        "models/hf.py",
+        "if left:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_a_tied_head_may_be_kept_twice_but_must_be_the_table",
+        "models/hf.py",
+        "if not same or any(",
+        "if not same and any(",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_sliding_windows_layer_by_layer",
+        "models/hf_config.py",
+        "types = [_LAYER_TYPES[i >= full] for i in range(n)]",
+        "types = [_LAYER_TYPES[i < full] for i in range(n)]",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_a_file_reads_to_what_it_was_made_from",
+        "models/gguf.py",
+        "if self.pairs:  # a slice of rows holds whole heads",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_a_cut_file_is_an_error_wherever_it_is_cut",
+        "models/gguf.py",
+        "if at + rows * row > len(cursor.data):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_ids_are_the_file_s_own",
+        "models/gguf_tokenizer.py",
+        "if types[i] in (_CONTROL, _USER_DEFINED)]",
+        "if types[i] == _USER_DEFINED]",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "return with_adapters(plan, model, load_weights(plan), key)",
+        "return key",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "codec = Codec(load_tokenizer(folder), end_ids(folder))",
+        "codec = Codec(load_tokenizer(folder))",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_contradicts_the_model_is_refused",
+        "launch/policy.py",
+        "if name not in COMPUTE and getattr(theirs, name) != value:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_reads_back_differently_is_not_exported",
+        "launch/export.py",
+        "if differ:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
+        "launch/export.py",
+        "params = lora.merge(params)",
+        "params = lora.base(params)",
+    ),
+    # -- a tag of several tokens
+    Mutant(
+        "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
+        "rl/rollout/engine.py",
+        "with self._stop_lock:  # one caller looks and the others wait: a large vocabulary takes a second",
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_tokens.py::test_a_tag_of_several_tokens_ends_a_turn_and_its_crossing_token_is_trained",
+        "rl/rollout/worker.py",
+        "return (text[: min(ends)], True) if ends else (text, False)",
+        "return (text, True) if ends else (text, False)",
+    ),
     # -- layers
     Mutant(
         "tests/test_layers.py::test_importing_all_of_envs_leaves_jax_alone",
@@ -421,6 +679,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "envs/base.py",
         "import dataclasses",
         "import dataclasses, jax",
+    ),
+    # -- the decoder: exactly what transformers computes; every kernel keeps segments and windows; memory as promised
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "inv_freq = np.float32(1) / stretch",
+        "inv_freq = (theta ** -exponent.astype(np.float64)).astype(np.float32)",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "return factor * jnp.cos(angle), factor * jnp.sin(angle)",
+        "return jnp.cos(angle), jnp.sin(angle)",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "long, short = wavelength > length / low, wavelength < length / high",
+        "long, short = wavelength > length / high, wavelength < length / high",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_logits_equal_transformers",
+        "models/rope.py",
+        "begin, end = math.floor(begin), math.ceil(end)",
+        "begin, end = math.ceil(begin), math.floor(end)",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "mixed = jax.vmap(kernel)(q, k, v, splash.SegmentIds(segment, segment))",
+        "mixed = jax.vmap(kernel)(q, k, v, splash.SegmentIds(0 * segment, 0 * segment))",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "seen = segment[:, None, :, None] == segment[:, None, None, :]",
+        "seen = segment[:, None, :, None] >= segment[:, None, None, :]",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "mask = splash.LocalMask(shape, window_size=(window - 1, 0), offset=0)",
+        "mask = splash.LocalMask(shape, window_size=(window, 0), offset=0)",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "seen = seen & (jnp.arange(begin, end)[:, None] - jnp.arange(end)[None, :] < window)",
+        "seen = seen & (jnp.arange(begin, end)[:, None] - jnp.arange(end)[None, :] <= window)",
+    ),
+    Mutant(
+        "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
+        "models/attention.py",
+        "seen = seen & (token[:, None] - token[None, :] < window)",
+        "seen = seen & (token[:, None] - token[None, :] <= window)",
+    ),
+    Mutant(
+        "tests/models/test_golden.py::test_the_cached_path_computes_the_same_logits",
+        "models/transformer.py",
+        "near = seen if window is None else [s & (far < window) for s, far in zip(seen, back, strict=True)]",
+        "near = seen",
+    ),
+    Mutant(
+        "tests/models/test_generate.py::test_sampled_logp_equals_the_learners_at_each_temperature",
+        "models/generate.py",
+        "recent = Past(*columns, fed, (position - state.step)[:, None] + jnp.arange(n))",
+        "recent = Past(*columns, fed, position[:, None] + jnp.arange(n))",
+    ),
+    Mutant(
+        "tests/models/test_memory.py::test_chunked_log_probabilities_never_hold_all_logits",
+        "models/logprobs.py",
+        "again = jax.checkpoint(score)",
+        "again = score",
+    ),
+    Mutant(
+        "tests/models/test_memory.py::test_remat_policies_are_ordered_by_memory",
+        "models/transformer.py",
+        'policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None',
+        "policy = None",
     ),
 )
 

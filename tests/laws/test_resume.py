@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from launch import build, runs, sft, train
+from launch import build, policy, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from rl import checkpoint
@@ -22,6 +22,7 @@ from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
 
 STEPS = 3
+TERM = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
 
 
 def tiny(data_dir: Path):
@@ -47,9 +48,8 @@ def tiny(data_dir: Path):
 @pytest.fixture(scope="module", autouse=True)
 def rewards_that_differ():
     """A policy of a few thousand weights never succeeds; nor would it then learn, and every run would be equal."""
-    term = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_terms", lambda plan: [term])
+        patch.setattr(build, "build_terms", lambda plan: [TERM])
         yield
 
 
@@ -73,8 +73,9 @@ def trained(workdir: Path):
 
 
 def params_of(plan, workdir: Path):
-    codec = build.load_codec(workdir)
-    learner = build.build_rl_learner(plan, build.build_model(plan, codec.vocab_size))
+    codec = policy.load_codec(workdir)
+    model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
+    learner = build.build_rl_learner(plan, model)
     state, _ = runs.start_or_resume(workdir, learner, jax.random.key(0))
     return jax.device_get(state)
 

@@ -150,3 +150,52 @@ def test_demonstration_has_the_ids_that_a_perfect_policy_would_sample(codec):
     )  # fmt: skip
     for name in ("tokens", "turn", "action_mask"):
         np.testing.assert_array_equal(getattr(demo.rows[0], name), getattr(live.rows[0], name))
+
+
+# ---- a tokenizer for which the world's tags are plain text, several tokens each
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """In the manner of SmolLM2: two control tokens, no tags; ">\\n" and "></" are tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    control = ["<|im_start|>", "<|im_end|>"]
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, show_progress=False, special_tokens=control
+    )
+    backend.train_from_iterator([">\n", "></", "search", "</"] * 50, trainer)
+    return Codec(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATE, eos_token=control[1]))
+
+
+@pytest.mark.parametrize("after", ["\n", "</", "", "\n and more"])
+def test_a_tag_of_several_tokens_ends_a_turn_and_its_crossing_token_is_trained(plain, after):
+    action = "<think> Peru </think><search> Peru </search>"
+    ids = plain._plain.encode(action + after, add_special_tokens=False).ids
+    assert not any("</search>" in plain.view([i]) for i in ids)
+    end = next(n for n in range(1, len(ids) + 1) if "</search>" in plain.view(ids[:n]))
+    sampler = Sampler(plain, [ids, plain.encode_action("<answer> Lima </answer>")])
+    world = World(["Doc 1(Title: Peru)", "ok"])
+    task = Task("t", "f", "train", 0, (Message("user", "capital of Peru ?"),), {})
+    trajectory = run_episode(
+        world, task, plain, sampler, ticket=0, member=0, max_turn_tokens=60, max_tokens=300, call_deadline_s=60.0
+    )
+    (row,) = trajectory.rows
+    assert world.heard[0] == action
+    first = row.action_mask & (row.turn == 0)
+    assert row.tokens[first].tolist() == ids[:end]  # as sampled, what crosses the string included
+    assert plain.view(ids[:end]).startswith(action)
+    assert row.tokens.tolist() == sampler.consumed
+    # and the world's answer follows in a turn of its own, the sampled one closed by glue
+    assert plain.view(row.tokens.tolist()).count("<|im_end|>") == 3

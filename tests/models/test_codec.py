@@ -181,17 +181,11 @@ def test_dropped_thinking_is_detected(codecs):
 
 
 def test_a_template_that_rewrites_turns_is_told_at_startup(codecs):
-    for name, role in ROLE.items():
-        if name != "drops":
-            codecs[name].check_turns(role, True)
-    codecs["drops"].check_turns("tool", True)  # drops before a user message alone
-    codecs["drops"].check_turns("user", False)
-    with pytest.raises(NotPrefix, match="rewrites an earlier thinking turn when a 'user' message follows"):
-        codecs["drops"].check_turns("user", True)
-    with pytest.raises(NotPrefix, match="rewrites an earlier"):
-        codecs["opens"].check_turns("user", True)
+    assert all(codecs[name].keeps_turns(role, True) for name, role in ROLE.items())  # drops before a user message alone
+    assert codecs["drops"].keeps_turns("user", False) and not codecs["drops"].keeps_turns("user", True)
+    assert codecs["opens"].keeps_turns("user", False) and not codecs["opens"].keeps_turns("user", True)
     with pytest.raises(ValueError, match="refuses roles"):
-        codecs["llama"].check_turns("tool", False)
+        codecs["llama"].keeps_turns("tool", False)
 
 
 def test_opened_thinking_is_detected(codecs):

@@ -9,14 +9,22 @@ import numpy as np
 import pytest
 
 from models import generate, transformer
-from models.config import ModelConfig
+from models.config import LayerSpec, ModelConfig, RopeScaling
 from models.kv_cache import alloc
 from models.logprobs import token_logp
 
 PLAIN = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48)
 SHIFTED = dataclasses.replace(PLAIN, key_shift=True, qk_norm=True, init="mimetic")
 SCANNED = dataclasses.replace(SHIFTED, n_layers=5)
+WINDOWED = dataclasses.replace(
+    SCANNED,
+    layers=tuple(LayerSpec(window) for window in (3, None, 9, None, 1)),
+    rope_scaling=RopeScaling("yarn", 4.0, original_length=16),
+)
 CAPACITY = 32
+CONFIGS = pytest.mark.parametrize(
+    "config", [PLAIN, SHIFTED, SCANNED, WINDOWED], ids=["plain", "shifted", "scanned", "windowed"]
+)
 
 prefill = jax.jit(generate.prefill, static_argnames=("config", "context"))
 decode_round = jax.jit(generate.decode_round, static_argnames=("config", "end_ids", "n", "context"))
@@ -57,7 +65,7 @@ def fill(params, config, cache, rows, prompts, context=CAPACITY, width=8):
     return prefill(params, config, cache, jnp.array(rows), tokens, jnp.zeros(len(rows), int), n_new, context=context)
 
 
-@pytest.mark.parametrize("config", [PLAIN, SHIFTED, SCANNED], ids=["plain", "shifted", "scanned"])
+@CONFIGS
 def test_chunked_prefill_equals_one_uncached_pass(config):
     params = transformer.init(config, jax.random.key(0))
     rng = np.random.default_rng(1)
@@ -78,7 +86,7 @@ def test_chunked_prefill_equals_one_uncached_pass(config):
         assert float(abs(cache.k[:, [0, 2]]).max()) == 0  # rows of nobody stay empty
 
 
-@pytest.mark.parametrize("config", [PLAIN, SHIFTED, SCANNED], ids=["plain", "shifted", "scanned"])
+@CONFIGS
 def test_sampled_logp_equals_the_learners_at_each_temperature(config):
     """CASES D1: rounds with a forced continuation between them, as a turn and an observation are."""
     params = transformer.init(config, jax.random.key(0))

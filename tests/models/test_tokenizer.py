@@ -5,7 +5,7 @@ import json
 import pytest
 
 from models.codec import Codec
-from models.tokenizer import load_tokenizer, train_tokenizer
+from models.tokenizer import end_ids, load_tokenizer, train_tokenizer
 
 NAMES = ["Peru", "United States", "Cote d'Ivoire", "Guinea-Bissau", "St. John's", "Washington, D.C.", "São Tomé"]
 NAMES += ["+51", "1898", "PEN"]
@@ -106,3 +106,17 @@ def test_missing_folder_is_refused(tmp_path):
 def test_unknown_role_is_refused(codec):
     with pytest.raises(ValueError, match=r"refuses roles \['critic'\]"):
         codec.start([_Message("critic", "x")])
+
+
+def test_end_ids_of_a_folder(tmp_path):
+    assert end_ids(tmp_path) == ()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    assert end_ids(tmp_path) == (2,)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true}')  # says nothing of ends
+    assert end_ids(tmp_path) == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [128001, 128009]}')
+    assert end_ids(tmp_path) == (128001, 128009)
+    for text, message in (("{", "unreadable"), ("[]", "unreadable"), ('{"eos_token_id": "</s>"}', "want one id")):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(ValueError, match=f"generation_config.json: .*{message}"):
+            end_ids(tmp_path)

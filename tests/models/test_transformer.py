@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models import transformer
-from models.attention import attend, rope, rope_angles
+from models.attention import attend
 from models.config import ModelConfig
 from models.logprobs import token_logp
 
@@ -38,13 +38,6 @@ def packed_row(lengths: tuple[int, ...], total: int) -> tuple[np.ndarray, np.nda
         segment[0, begin : begin + length], position[0, begin : begin + length] = i, np.arange(length)
         begin += length
     return tokens, segment, position
-
-
-def test_rope_turns_half_split_pairs_by_the_position():
-    cos, sin = rope_angles(jnp.array([[2]]), 4, 100.0)  # inv_freq = 1, 100^(-1/2) = .1, so angles 2 and .2
-    turned = rope(jnp.array([[[[1.0, 0.0, 0.0, 1.0]]]]), cos, sin)[0, 0, 0]
-    # Pairs are (0, 2) and (1, 3): (1, 0) → (cos 2, sin 2); (0, 1) → (-sin .2, cos .2).
-    np.testing.assert_allclose(turned, [np.cos(2), -np.sin(0.2), np.sin(2), np.cos(0.2)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

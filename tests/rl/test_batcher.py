@@ -134,6 +134,25 @@ def test_an_episode_of_two_rows_has_its_reward_once():
     assert batch.rewards.sum() == 1 and batch.advantages.sum() == 6 and stats["episodes"] == 1
 
 
+def test_rows_of_an_episode_are_segments_that_share_it():
+    episodes = [episode(0, 0, row(4, [2], first=10), row(3, [1, 2], first=20), row(3, [], first=30)),
+                episode(0, 1, row(5, [4], first=40))]  # fmt: skip
+    numbers = {(0, 0): 1.0, (0, 1): 2.0}
+    batch, stats = pack(episodes, numbers, numbers, **SHAPE)
+    # lengths 4, 3, 5 in rows of 8: 5 + 3 and 4; the row without an action is left out
+    np.testing.assert_array_equal(batch.tokens[:2], [[40, 41, 42, 43, 44, 20, 21, 22], [10, 11, 12, 13, 9, 9, 9, 9]])
+    np.testing.assert_array_equal(batch.segment[:2], [[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0, 0]])
+    third = np.float32(1) / 3  # of the three actions of episode (0, 0)
+    np.testing.assert_array_equal(
+        batch.episode_share[:2], [[0, 0, 0, 0, 1, 0, third, third], [0, 0, third, 0, 0, 0, 0, 0]]
+    )
+    assert batch.episode_share.dtype == np.float32 and not batch.episode_share[2:].any()
+    assert stats["episodes"] == 2 and stats["tokens"] == 12 and stats["action_tokens"] == 4
+    one = pack([episodes[1]], numbers, numbers, **SHAPE)[0]
+    assert one.episode_share is None  # as it was before there were such episodes: nothing else is compiled
+    assert pack([episodes[1]], numbers, numbers, **SHAPE, shares=True)[0].episode_share.sum() == 1
+
+
 def test_nothing_to_train_is_an_empty_batch():
     batch, stats = pack([], {}, {}, **SHAPE)
     assert batch.tokens.shape == (4, 8) and stats["rows"] == 0 and stats["pad_frac"] == 0
@@ -142,8 +161,12 @@ def test_nothing_to_train_is_an_empty_batch():
 @pytest.mark.parametrize(
     "episodes, change, message",
     [
-        ([episode(0, 0, row(9, [1]))], {}, "got an episode of 9 tokens, want at most 8"),
-        ([episode(0, i, row(8, [1])) for i in range(5)], {}, "in 5 episodes, which fill 6 rows of 8, want at most 4"),
+        ([episode(0, 0, row(9, [1]))], {}, "got an episode with a row of 9 tokens, want at most 8"),
+        (
+            [episode(0, i, row(8, [1])) for i in range(5)],
+            {},
+            "in 5 rows of 5 episodes, which fill 6 packed rows of 8, want at most 4",
+        ),
         ([episode(0, 0, row(4, [1]))] * 2, {}, r"two episodes of \(ticket, member\) \(0, 0\)"),
         ([episode(7, 0, row(4, [1]))], {}, r"episode \(7, 0\) \(DONE\) has no advantage"),
         ([episode(0, 0, row(4, [1], version=6))], {}, "sampled at version 6, want at most the learner's 5"),

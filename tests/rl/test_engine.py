@@ -130,6 +130,27 @@ def test_first_stop_is_the_token_that_completes_the_string():
     assert first_stop(view, [1, 2, 3], 0, ("9", "31")) is None
 
 
+def test_the_vocabulary_is_looked_through_once_for_all_callers(params):
+    """A large one takes a second, and every thread of a pool begins with the same stop strings."""
+    looked = []
+
+    def counting(ids):
+        if len(ids) == 1:
+            looked.append(ids[0])
+            time.sleep(0.001)
+        return view(ids)
+
+    engine = make_engine(params, view=counting, residents=8, lanes=8)
+    try:
+        sessions = [engine.open(key(i), GREEDY) for i in range(8)]
+        how = {"max_tokens": 2, "stop": ("no token",)}
+        for thread in [in_thread(lambda s=s: s.generate(PROMPT, **how))[0] for s in sessions]:
+            thread.join(30)
+        assert looked == list(range(CONFIG.vocab_size))
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("at", [0, 2, 4, 6])
 def test_stop_string_keeps_the_crossing_token_and_forgets_the_rest(engine, params, at, width):

@@ -409,11 +409,15 @@ class CharCodec:
     """Ids 0-63 are the characters from "0" on; 63 ends a turn."""
 
     end_ids = (63,)
+    world_role, opened = "tool", ""
 
     def start(self, messages):
         return [ord(c) - 48 for m in messages for c in m.content]
 
-    def extend(self, sampled_ids, text, role="tool"):
+    def turn_text(self, ids):
+        return self.view(ids[:-1] if ids[-1:] == [63] else ids)
+
+    def extend(self, sampled_ids, text, role="tool", before=()):
         return [ord(c) - 48 for c in text]
 
     def view(self, ids):

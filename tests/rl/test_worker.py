@@ -15,11 +15,15 @@ class ByteCodec:
     """One id a character (its code point), 0 the end of turn, 1 opens a turn: world text is `text end open`."""
 
     end_ids = (END,)
+    world_role, opened = "tool", ""
 
     def start(self, messages):
         return [*map(ord, "|".join(m.content for m in messages)), END, ASSISTANT]
 
-    def extend(self, sampled, text, role="tool"):
+    def turn_text(self, ids):
+        return self.view(ids[:-1] if ids and ids[-1] == END else ids)
+
+    def extend(self, sampled, text, role="tool", before=()):
         return [*([] if sampled and sampled[-1] == END else [END]), *map(ord, text), END, ASSISTANT]
 
     def view(self, ids):

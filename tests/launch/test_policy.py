@@ -1,0 +1,194 @@
+"""Law: a run that starts from somebody else's model has its shape, weights, tokenizer and end ids, and afterwards needs
+nothing but its own folder; what it exports is what it trained.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from configs.defaults import defaults
+from envs import make_world
+from launch import build, evaluate, export, policy, runs, sft, train
+from launch.cli import ConfigError
+from launch.plan import COMPUTE, make_plan
+from launch.workdir import open_workdir
+from models import hf, lora, transformer
+from models.config import ModelConfig
+from models.sampling import Sampling
+from models.tokenizer import train_tokenizer
+
+THEIRS = ModelConfig(
+    vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
+)
+
+
+def options(data):
+    return {"data_dir": str(data), "sizes": {"train": 40, "validation": 8, "test": 8}, "max_turns": 2}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """data/: a few tasks; theirs/: a model folder whose generation_config has a second end id."""
+    root = tmp_path_factory.mktemp("policy")
+    tokenizer = train_tokenizer(make_world("search", **options(root / "data")).texts(), 400, root / "tokenizer")
+    ends = [tokenizer.eos_token_id, 7]
+    params = transformer.init(THEIRS, jax.random.key(3))
+    hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000)
+    return root
+
+
+def config_of(root, **changes):
+    """The smallest batches of a run that starts from theirs/; `changes` are leaves by dotted name, "/" for "."."""
+    c = defaults()
+    c.name, c.model.path = "theirs", str(root / "theirs")
+    c.world.options = options(root / "data")
+    c.lora.rank = 2
+    c.batch.length, c.batch.rows, c.batch.micro_rows = 256, 4, 2
+    c.sft.length, c.sft.micro_rows, c.sft.steps, c.sft.rows, c.demos.n = 256, 2, 1, 2, 20
+    c.engine.lanes, c.engine.residents, c.engine.capacity, c.engine.contexts = 4, 4, 256, (256,)
+    c.rollout.threads, c.rollout.max_turn_tokens, c.rollout.max_episode_tokens = 4, 6, 256
+    c.rl.steps, c.rl.groups_per_batch, c.rl.group_size, c.rl.save_every = 2, 2, 2, 0
+    c.eval.n, c.eval.final_n, c.eval.every = 4, 4, 0
+    for name, value in changes.items():
+        section, _, leaf = name.partition("/")
+        c[section][leaf] = value
+    return c
+
+
+def same(a, b) -> bool:
+    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+def test_shape_weights_tokenizer_and_ends_are_theirs(root, tmp_path):
+    plan = make_plan(config_of(root, **{"model/dtype": "bfloat16", "lora/rank": 0}))
+    codec = policy.build_codec(plan, None, tmp_path / "tokenizer")
+    assert codec.vocab_size == 400 and codec.end_ids[1:] == (7,)
+    model = policy.build_model(plan, codec.vocab_size, tmp_path / "tokenizer")
+    assert model == dataclasses.replace(THEIRS, dtype="bfloat16")
+    assert not list(tmp_path.glob("**/*.safetensors"))
+    start = policy.fresh_start(plan, model, jax.random.key(0))
+    assert same(start, hf.load(root / "theirs")[0])
+    described, same_model = policy.describe(plan)
+    assert same_model == model and described.end_ids == codec.end_ids
+
+
+def test_without_a_path_the_start_is_the_key():
+    key = jax.random.key(0)
+    assert policy.fresh_start(make_plan(defaults()), THEIRS, key) is key
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model/d_model": 64}, "model.d_model=64, but model.path=.*theirs has 32; leave model.d_model out"),
+        ({"model/key_shift": True}, "model.key_shift=True, but .* has False"),
+        ({"model/path": "/nowhere"}, "/nowhere: no such file"),
+        ({"model/path": "package:no_such_model"}, "no such package is installed"),
+        ({"lora/rank": 20}, "lora.rank: got 20, want at most 16"),
+    ],
+)
+def test_what_contradicts_the_model_is_refused(root, changes, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        policy.check_model(make_plan(config_of(root, **changes)))
+
+
+def test_a_value_that_is_theirs_or_the_default_s_is_no_contradiction(root):
+    plan = make_plan(
+        config_of(root, **{"model/d_model": 32, "model/rope_theta": 5e5, "model/d_ff": defaults().model.d_ff})
+    )
+    policy.check_model(plan)
+    assert plan.model.keys() - COMPUTE == {"d_model", "rope_theta"}  # and d_ff is as if it were not there
+
+
+def test_a_second_tokenizer_is_refused(root):
+    with pytest.raises(ConfigError, match="the tokenizer comes from there; leave tokenizer.path out"):
+        make_plan(config_of(root, **{"tokenizer/path": "somewhere"}))
+
+
+def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_path):
+    shutil.copytree(root / "theirs", tmp_path / "m")
+    plan = make_plan(config_of(root, **{"model/path": str(tmp_path / "m")}))
+    (tmp_path / "m" / "tokenizer.json").rename(tmp_path / "away.json")
+    with pytest.raises(FileNotFoundError, match="m/tokenizer.json: no such file"):
+        policy.check_model(plan)
+    shutil.rmtree(tmp_path / "m")
+    small = dataclasses.replace(THEIRS, vocab_size=380)
+    hf.save(transformer.init(small, jax.random.key(0)), small, tmp_path / "m")
+    for file in (root / "tokenizer").iterdir():
+        shutil.copyfile(file, tmp_path / "m" / file.name)
+    with pytest.raises(ValueError, match="its tokenizer has 400 ids and its table 380 rows"):
+        policy.check_model(plan)
+
+
+@pytest.fixture(scope="module")
+def warm(root):
+    """A warm start of one step that moves nothing."""
+    config = config_of(root, **{"sft/learning_rate": 1e-12, "lora/rank": 0})
+    with open_workdir(root / "warm", config) as workdir:
+        sft.run(make_plan(config), workdir)
+    return root / "warm"
+
+
+def test_the_warm_start_begins_with_their_weights(root, warm):
+    learner = build.build_rl_learner(make_plan(config_of(root, **{"lora/rank": 0})), THEIRS)
+    for ours, theirs in zip(
+        jax.tree.leaves(runs.load_params(warm / "ckpt", learner)),
+        jax.tree.leaves(hf.load(root / "theirs")[0]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path):
+    shutil.copytree(root / "theirs", tmp_path / "theirs")
+    config = config_of(root, **{"model/path": str(tmp_path / "theirs")})
+    plan, theirs = make_plan(config), hf.load(root / "theirs")[0]
+    with open_workdir(tmp_path / "rl", config) as workdir:
+        train.run(plan, workdir, None, stop_at_step=1)
+    learner = build.build_rl_learner(plan, THEIRS)
+    assert same(lora.base(runs.load_params(tmp_path / "rl" / "init", learner)), theirs)
+
+    shutil.rmtree(tmp_path / "theirs")
+    with open_workdir(tmp_path / "rl", config) as workdir:
+        train.run(plan, workdir, None)
+    summary = evaluate.of_run(
+        plan, tmp_path / "rl", split="test", n=4, samplings={"greedy": Sampling(greedy=True)}, best=False
+    )
+    assert summary["greedy"]["n"] == 4
+
+    n = export.export(tmp_path / "rl", tmp_path / "out", best=False)
+    trained = runs.load_params(tmp_path / "rl" / "ckpt", learner, best=False)
+    assert lora.adapted(trained) and n == sum(x.size for x in jax.tree.leaves(theirs))
+    params, model = hf.load(tmp_path / "out")
+    assert model == THEIRS and same(params, lora.merge(trained))
+    assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "llama"
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)) == 400
+    ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
+    assert tuple(ends) == policy.load_codec(tmp_path / "rl").end_ids
+    assert not (tmp_path / "out.tmp").exists()
+
+
+def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch):
+    load = hf.load
+
+    def altered(folder):
+        params, model = load(folder)
+        return {**params, "embed": params["embed"].at[5, 5].add(1e-3)}, model
+
+    monkeypatch.setattr(hf, "load", altered)
+    with pytest.raises(RuntimeError, match=r"out.tmp: \['embed'\] read back differently"):
+        export.export(warm, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_of_no_family_is_not_exported(root, tmp_path):
+    config = config_of(root, **{"model/path": "", "model/key_shift": True})
+    with open_workdir(tmp_path / "run", config) as workdir:
+        shutil.copytree(root / "tokenizer", workdir / "tokenizer")
+    with pytest.raises(ConfigError, match="no Hugging Face family has key_shift=True"):
+        export.export(tmp_path / "run", tmp_path / "out")

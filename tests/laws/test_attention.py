@@ -1,0 +1,136 @@
+"""Law: whatever kernel computes attention, a packed row computes what its segments compute alone, gradients included.
+
+Plain XLA, JAX's splash kernel (interpreted on a CPU) and the call that cuDNN serves on a GPU (here by JAX's own
+implementation of the same call), each without and with a sliding window.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import transformer
+from models.attention import _attend_cudnn, attend, kernel_for
+from models.config import LayerSpec, ModelConfig
+from models.logprobs import token_logp
+
+PATHS = {
+    "xla": partial(attend, kernel="xla"),
+    "splash": partial(attend, kernel="splash"),
+    "cudnn": lambda q, k, v, segment, window=None: _attend_cudnn(q, k, v, segment, window, implementation="xla"),
+}
+LENGTHS, TOTAL = (5, 1, 9), 19  # three segments, four tokens of padding
+TINY = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48)
+
+
+def segments() -> tuple[np.ndarray, np.ndarray]:
+    """(segment, position) of one packed row."""
+    segment = np.repeat([1, 2, 3, 0], [*LENGTHS, TOTAL - sum(LENGTHS)])
+    position = np.concatenate([np.arange(n) for n in (*LENGTHS, TOTAL - sum(LENGTHS))])
+    return segment[None], position[None]
+
+
+def alone(q, k, v, window) -> jax.Array:
+    """Every segment by the plain formula, in an array of its own length: nothing there to be seen by mistake."""
+    out, begin, groups = [], 0, q.shape[2] // k.shape[2]
+    for n in LENGTHS:
+        part = slice(begin, begin + n)
+        keys, values = (jnp.repeat(x[:, part], groups, axis=2) for x in (k, v))
+        back = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
+        seen = (back >= 0) & (back < (n if window is None else window))
+        score = jnp.einsum("btnh,bsnh->bnts", q[:, part], keys) / q.shape[-1] ** 0.5
+        weight = jax.nn.softmax(jnp.where(seen, score, -jnp.inf), axis=-1)
+        out.append(jnp.einsum("bnts,bsnh->btnh", weight, values))
+        begin += n
+    return jnp.concatenate(out, axis=1)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("path", PATHS)
+def test_three_segments_a_row_equal_three_rows(path, window):
+    keys = jax.random.split(jax.random.key(3), 4)
+    q, weight = (jax.random.normal(key, (2, TOTAL, 4, 8)) for key in keys[:2])
+    k, v = (jax.random.normal(key, (2, TOTAL, 2, 8)) for key in keys[2:])
+    segment, count = np.tile(segments()[0], (2, 1)), sum(LENGTHS)
+
+    def packed(q, k, v):
+        out = PATHS[path](q, k, v, segment, window=window)
+        return jnp.sum((weight * out)[:, :count]), out[:, :count]
+
+    def split(q, k, v):
+        out = alone(q, k, v, window)
+        return jnp.sum(weight[:, :count] * out), out
+
+    got = jax.jit(jax.value_and_grad(packed, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    want = jax.jit(jax.value_and_grad(split, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+
+
+def loss_and_grad(config: ModelConfig, params: dict, tokens: np.ndarray):
+    segment, position = segments()
+
+    def loss(params):
+        logp, entropy = token_logp(params, transformer.apply(params, config, tokens, segment, position), tokens)
+        return jnp.sum(jnp.where(jnp.asarray(position) > 0, logp + 0.1 * entropy, 0.0)[:, : sum(LENGTHS)])
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.mark.parametrize("layers", [1, 5], ids=["unrolled", "scanned"])
+def test_a_decoder_with_mixed_windows_is_the_same_by_splash(layers):
+    specs = tuple(LayerSpec(window) for window in (4, None, 4, None, 2)[:layers])
+    config = dataclasses.replace(TINY, n_layers=layers, layers=specs, attention="xla", remat="full")
+    params = transformer.init(config, jax.random.key(0))
+    tokens = np.random.default_rng(0).integers(0, 40, (1, TOTAL))
+    want = loss_and_grad(config, params, tokens)
+    got = loss_and_grad(dataclasses.replace(config, attention="splash"), params, tokens)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+    full = loss_and_grad(dataclasses.replace(config, layers=()), params, tokens)
+    assert abs(float(full[0] - want[0])) > 1e-2  # the windows matter
+
+
+@pytest.mark.parametrize("length", [200, 640])
+def test_splash_over_several_blocks_equals_plain_xla(length):
+    keys = jax.random.split(jax.random.key(5), 3)
+    q, k, v = (jax.random.normal(key, (1, length, heads, 8)) for key, heads in zip(keys, (2, 1, 1), strict=True))
+    segment = np.repeat([1, 2, 3], [length - 140, 130, 10])[None]
+    for window in (None, 65):
+        got = jax.jit(partial(attend, window=window, kernel="splash"))(q, k, v, segment)
+        want = jax.jit(partial(attend, window=window))(q, k, v, segment)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def chosen(attention: str, platform: str, dtype: str = "bfloat16", head_dim: int = 64, devices: int = 1) -> str:
+    return kernel_for(attention, dtype=dtype, head_dim=head_dim, platform=platform, devices=devices)
+
+
+def test_the_kernel_is_resolved_by_platform():
+    assert [chosen("auto", platform) for platform in ("cpu", "gpu", "tpu")] == ["xla", "xla", "splash"]
+    assert chosen("auto", "tpu", dtype="float32") == "xla"  # the splash kernel would multiply in bfloat16 passes
+    assert chosen("auto", "tpu", devices=4) == "xla"
+    assert [chosen("xla", platform) for platform in ("cpu", "gpu", "tpu")] == ["xla"] * 3
+    assert chosen("cudnn", "gpu") == "cudnn" and chosen("splash", "cpu") == "splash"
+
+
+@pytest.mark.parametrize(
+    "asked", [dict(platform="cpu"), dict(platform="gpu", dtype="float32"), dict(platform="gpu", head_dim=12)]
+)
+def test_cudnn_is_refused_where_it_cannot_be(asked):
+    with pytest.raises(ValueError, match="attention='cudnn': got .*; want bfloat16 on a gpu .* or set attention="):
+        chosen("cudnn", **asked)
+
+
+def test_splash_is_refused_over_several_tpu_devices():
+    with pytest.raises(ValueError, match="attention='splash': got 4 TPU devices, want one; .* or set attention='xla'"):
+        chosen("splash", "tpu", devices=4)
+
+
+def test_a_decoder_refuses_cudnn_on_a_cpu():
+    config = dataclasses.replace(TINY, attention="cudnn")
+    params = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
+    row = jax.ShapeDtypeStruct((1, TOTAL), jnp.int32)
+    with pytest.raises(ValueError, match="attention='cudnn'"):
+        jax.eval_shape(lambda *x: transformer.apply(x[0], config, *x[1:]), params, row, row, row)

@@ -47,7 +47,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.lora.targets = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
     c.mesh = ml_collections.ConfigDict()
-    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, 1, 1  # the learner's devices, those of all processes together
 
     c.batch = ml_collections.ConfigDict()  # packed rows of RL: the shapes that train_step compiles for
     c.batch.length = 640  # tokens a row: well over the longest episode, so that little is padding

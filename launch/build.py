@@ -21,9 +21,10 @@ from models.config import ModelConfig
 from models.sampling import Sampling
 from models.sharding import make_mesh
 from rl.curriculum import fingerprint, permutation
+from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
-from rl.metrics.success import summarise
+from rl.metrics.success import measured, summary
 from rl.rewards import outcome
 from rl.rewards.compose import RewardTerm
 from rl.rollout.batcher import pack
@@ -156,28 +157,40 @@ def env_spec(world: World) -> EnvSpec:
         env.close()
 
 
-def greedy_and_sampled(plan: Plan, pool: Pool, tasks: Sequence[Task]) -> tuple[dict[str, float], list[Trajectory]]:
-    """Success at the training temperature, with its interval and by family, and greedy; and the episodes."""
+def greedy_and_sampled(
+    plan: Plan, pool: Pool, tasks: Sequence[Task], hosts: Hosts = ALONE
+) -> tuple[dict[str, float], list[Trajectory]]:
+    """Success at the training temperature, with its interval and by family, and greedy; and this process's episodes."""
     episodes: list[Trajectory] = []
-    sampled = play_all(pool, tasks, seed=plan.seed, keep=episodes)
-    greedy = play_all(pool, tasks, sampling=Sampling(temperature=plan.rl.temperature, greedy=True), keep=episodes)
+    how = Sampling(temperature=plan.rl.temperature, greedy=True)
+    sampled = play_all(pool, tasks, seed=plan.seed, keep=episodes, hosts=hosts)
+    greedy = play_all(pool, tasks, sampling=how, keep=episodes, hosts=hosts)
     low, high = sampled["success_ci"]
     result = {"sampled": sampled["success"], "sampled_low": low, "sampled_high": high, "greedy": greedy["success"]}
     return result | {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}, episodes
 
 
-def play_all(pool: Pool, tasks: Sequence[Task], *, keep: list[Trajectory] | None = None, **how: Any) -> dict[str, Any]:
-    """The summary of `pool.run_many`, with a bar on the terminal; the episodes are added to `keep`."""
-    with tqdm(total=len(tasks), unit="task", leave=False, disable=None) as bar:
-        groups = pool.run_many(tasks, on_group=lambda _: bar.update(), first_ticket=EVAL_TICKETS, **how)
+def play_all(
+    pool: Pool, tasks: Sequence[Task], *, keep: list[Trajectory] | None = None, hosts: Hosts = ALONE, **how: Any
+) -> dict[str, Any]:
+    """The summary of `pool.run_many`, with a bar on the terminal; the episodes are added to `keep`.
+
+    Of several processes each plays its share of the tasks, under the tickets they would have in one, and the summary is
+    of all.
+    """
+    share = {"first_ticket": EVAL_TICKETS + hosts.index, "ticket_step": hosts.count}
+    own = tasks[hosts.index :: hosts.count]
+    with tqdm(total=len(own), unit="task", leave=False, disable=True if hosts.index else None) as bar:
+        groups = pool.run_many(own, on_group=lambda _: bar.update(), **share, **how)
     if keep is not None:
         keep += [t for group in groups for t in group.trajectories]
-    return summarise([(group.task, group.trajectories) for group in groups])
+    played = hosts.exchange([measured(group.task, group.trajectories) for group in groups])
+    return summary([played[i % hosts.count][i // hosts.count] for i in range(len(tasks))])
 
 
-def build_gate(plan: Plan, version: int) -> StalenessGate:
-    """The gate of a run that has published `version` batches: every one of them took its groups."""
-    batch = plan.rl.groups_per_batch
+def build_gate(plan: Plan, version: int, hosts: Hosts = ALONE) -> StalenessGate:
+    """The gate of a run that has published `version` batches: every one of them took this process's groups."""
+    batch = plan.rl.groups_per_batch // hosts.count
     gate = StalenessGate(batch=batch, max_staleness=plan.rl.max_staleness, max_running=batch)
     gate.load_state_dict({"version": version, "accepted": version * batch, "dropped": 0}, kept=0)
     return gate
@@ -247,14 +260,16 @@ def build_terms(plan: Plan) -> list[RewardTerm]:
     return outcome.terms(plan.reward_terms, plan.reward_reach, max_shaping=plan.max_shaping)
 
 
-def build_packer(plan: Plan, codec: Codec, world: World) -> Callable[..., tuple[Any, Mapping[str, float]]]:
-    """`pack` in the shape of the plan's batches. Errors: as `check_rows`."""
+def build_packer(
+    plan: Plan, codec: Codec, world: World, hosts: Hosts = ALONE
+) -> Callable[..., tuple[Any, Mapping[str, float]]]:
+    """`pack` into this process's share of the rows of a batch, and of each micro-batch. Errors: as `check_rows`."""
     check_rows(plan, codec, world)
     return partial(
         pack,
-        rows=plan.batch.rows,
+        rows=plan.batch.rows // hosts.count,
         length=plan.batch.length,
-        micro_rows=plan.batch.micro_rows,
+        micro_rows=plan.batch.micro_rows // hosts.count,
         pad_id=codec.pad_id,
         max_staleness=plan.rl.max_staleness,
         shares=not is_one_row(codec),

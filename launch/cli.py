@@ -39,10 +39,13 @@ __all__ = [
     "check_init",
     "check_workdir",
     "define_config",
+    "define_processes",
     "define_workdir",
+    "leaves",
     "open_workdir",
     "override",
     "parse_arg",
+    "processes",
     "resolve",
     "run",
     "validating",
@@ -66,6 +69,35 @@ def define_config(default: str | None = None) -> flags.FlagHolder:
 def define_workdir(default: str | None = None) -> flags.FlagHolder:
     """`--workdir=D`: the folder that is the run; alone, it resumes."""
     return flags.DEFINE_string("workdir", default, "Folder of the run; without --config it is resumed")
+
+
+def define_processes() -> None:
+    """`--coordinator`, `--num_processes`, `--process_id`: several processes as one run (launch/distributed.py)."""
+    flags.DEFINE_string(
+        "coordinator", "", "host:port where process 0 listens; auto: the cluster knows (TPU pod, Slurm, Open MPI)"
+    )
+    flags.DEFINE_integer("num_processes", None, "Processes of this run, with --coordinator=host:port", lower_bound=1)
+    flags.DEFINE_integer("process_id", None, "This one's number, from 0; all else is the same in each", lower_bound=0)
+
+
+def processes() -> tuple[str, int, int]:
+    """(coordinator, processes, this one's number) of the command line; "" for one alone. Errors: ConfigError."""
+    coordinator, count, index = (flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id"))
+    if coordinator in ("", "auto"):
+        if (count, index) != (None, None):
+            raise ConfigError(
+                f"--num_processes={count} --process_id={index}: got --coordinator={coordinator!r}, want host:port with "
+                "them; auto finds both out"
+            )
+        return coordinator, 1, 0
+    if not coordinator.rpartition(":")[2].isdecimal() or ":" not in coordinator:
+        raise ConfigError(f"--coordinator: got {coordinator!r}, want host:port or auto")
+    if count is None or index is None or index >= count:
+        raise ConfigError(
+            f"--coordinator={coordinator}: got --num_processes={count} --process_id={index}, want both, with "
+            "0 <= process_id < num_processes"
+        )
+    return coordinator, count, index
 
 
 def resolve(config: Any, workdir: str | None) -> ml_collections.ConfigDict:
@@ -126,8 +158,7 @@ class ReadTracker:
     """
 
     def __init__(self, config: ml_collections.ConfigDict | dict[str, Any]):
-        tree = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
-        self._leaves = _flatten(tree)
+        self._leaves = leaves(config)
         self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -256,14 +287,15 @@ def _innermost(message: str) -> str:
     return lines[-1].removeprefix("configs.arg.ConfigError: ").removeprefix("ValueError: ")
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
+def leaves(config: ml_collections.ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every leaf by its dotted name; an empty section is a leaf {}."""
+    found: dict[str, Any] = {}
+    for name, value in (config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config).items():
         if isinstance(value, dict) and value:
-            leaves |= _flatten(value, f"{prefix}{name}.")
+            found |= leaves(value, f"{prefix}{name}.")
         else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def _die(err: BaseException) -> None:

@@ -147,17 +147,22 @@ def make_plan(config) -> Plan:
 
 
 def on_one_device(plan: Plan) -> Plan:
-    """The plan that only samples: a checkpoint of any mesh is read onto one device, where the engine is."""
+    """The plan that only samples: a checkpoint of any mesh is read onto the one device where the engine is."""
     return dataclasses.replace(plan, mesh=(1, 1, 1))
 
 
-def check_single_device(plan: Plan) -> None:
-    """What samples needs a mesh of one device. Errors: ConfigError."""
-    data, fsdp, tensor = plan.mesh
+def check_processes(plan: Plan, processes: int) -> None:
+    """That a batch can be dealt to the processes of a run. Errors: ConfigError."""
+    data, fsdp, _ = plan.mesh
     _refuse(
-        data * fsdp * tensor > 1,
-        f"mesh.data={data}, mesh.fsdp={fsdp}, mesh.tensor={tensor}: the engine samples on one device so far; "
-        "set all three to 1 (launch.sft without sft.eval_every takes more)",
+        data * fsdp % processes != 0,
+        f"mesh.data x mesh.fsdp = {data * fsdp}: not a multiple of {processes} processes, each of which holds its own "
+        "rows; raise either",
+    )
+    _refuse(
+        plan.rl.groups_per_batch % processes != 0,
+        f"rl.groups_per_batch={plan.rl.groups_per_batch}: not a multiple of {processes} processes, each of which plays "
+        "its share; raise it",
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from launch import cli, sft
-from launch.plan import Plan, check_single_device, make_plan
+from launch.plan import Plan, make_plan
 
 
 def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
@@ -133,7 +133,6 @@ def main(_) -> None:
             with config.unlocked():
                 config.seed = flags.FLAGS.seed
         plan = make_plan(config)
-        check_single_device(plan)
         workdir = Path(cli.want_workdir(flags.FLAGS.workdir))
         for stage in ("sft", "rl"):
             cli.check_workdir(workdir / stage, config)

@@ -12,11 +12,14 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from envs.base import World
 from launch import build, policy
 from launch.plan import Plan
 from launch.workdir import config_of
+from models.codec import Codec
 from models.config import Lora, ModelConfig
 from rl import checkpoint
+from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.monitor import Monitor
@@ -46,18 +49,32 @@ def copy_tokenizer(init: Path, workdir: Path) -> None:
         raise ValueError(f"{target}: another tokenizer than that of --init={init}; start in a new --workdir")
 
 
-def check_start(plan: Plan, workdir: Path, init: Path | None) -> None:
+def start_codec(plan: Plan, world: World, workdir: Path, init: Path | None) -> Codec:
+    """The codec of a run that begins or resumes: what `init` reads and writes by is copied, and noted first."""
+    if init is not None:
+        note_init(init, workdir)
+        copy_tokenizer(init, workdir)
+    return policy.build_codec(plan, world, workdir / "tokenizer")
+
+
+def check_start(plan: Plan, workdir: Path, init: Path | None, hosts: Hosts = ALONE) -> None:
     """That `init` holds a policy of the plan's shape, or that `workdir` needs none. Errors: ValueError."""
     if init is not None:
         codec = policy.load_codec(init)
-        load_init(plan, policy.build_model(plan, codec.vocab_size, init / "tokenizer"), init)
+        load_init(plan, policy.build_model(plan, codec.vocab_size, init / "tokenizer"), init, hosts)
     elif (workdir / "init.txt").exists() and not checkpoint.steps(workdir / "init"):
         named = (workdir / "init.txt").read_text().strip()
         raise ValueError(f"{workdir}: its start broke off before --init={named} was copied; give --init again")
 
 
 def starting_params(
-    plan: Plan, model: ModelConfig, workdir: Path, init: Path | None, learner: Learner, key: jax.Array
+    plan: Plan,
+    model: ModelConfig,
+    workdir: Path,
+    init: Path | None,
+    learner: Learner,
+    key: jax.Array,
+    hosts: Hosts = ALONE,
 ) -> Any:
     """The parameters at step 0: those kept in `workdir`/init by an earlier launch, else the best of `init`, else those
     of model.path, else new.
@@ -66,41 +83,53 @@ def starting_params(
     What `init` trained as adapters is merged, and this plan's own adapters are fresh.
     """
     kept = workdir / "init"
-    if checkpoint.steps(kept):
-        return load_params(kept, learner)
+    if saved(kept, hosts):
+        return load_params(kept, learner, hosts=hosts)
     if init is None:
         params = learner.init_state(policy.fresh_start(plan, model, key)).params
     else:
-        params = policy.with_adapters(plan, model, load_init(plan, model, init), key)
-    with checkpoint.Checkpoints(kept) as checkpoints:
+        params = policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key)
+    with checkpoint.Checkpoints(kept, hosts=hosts) as checkpoints:
         checkpoints.save(0, {"params": params})
     return params
 
 
-def load_init(plan: Plan, model: ModelConfig, init: Path) -> Any:
+def load_init(plan: Plan, model: ModelConfig, init: Path, hosts: Hosts = ALONE) -> Any:
     """The best parameters of the run in `init`, with the adapters that *its* config says they have."""
     section = config_of(init).get("lora", {"rank": 0})  # absent: written before there were adapters
     theirs = dataclasses.replace(plan, lora=Lora(**section) if section["rank"] else None)
-    return load_params(init / "ckpt", build.build_rl_learner(theirs, model))
+    return load_params(init / "ckpt", build.build_rl_learner(theirs, model), hosts=hosts)
 
 
-def load_params(folder: Path, learner: Learner, *, best: bool = True) -> Any:
+def load_params(folder: Path, learner: Learner, *, best: bool = True, hosts: Hosts = ALONE) -> Any:
     """Parameters of the best checkpoint in `folder` (the newest, if `best` is False or none has a score)."""
     target = {"params": _abstract_state(learner).params}
-    return checkpoint.restore(folder, target, step=checkpoint.best_step(folder) if best else None, partial=True).device[
-        "params"
-    ]
+    step = checkpoint.best_step(folder) if best else None
+    return checkpoint.restore(folder, target, step=step, partial=True, hosts=hosts).device["params"]
 
 
 def start_or_resume(
-    workdir: Path, learner: Learner, start: Any, *, on_host: Callable[[dict[str, Any]], None] = lambda host: None
+    workdir: Path,
+    learner: Learner,
+    start: Any,
+    *,
+    on_host: Callable[[dict[str, Any]], None] = lambda host: None,
+    hosts: Hosts = ALONE,
 ) -> tuple[TrainState, Progress]:
-    """The newest checkpoint of `workdir` (its host tree goes to `on_host`), or step 0 from `start` (key or weights)."""
-    if not checkpoint.steps(workdir / "ckpt"):
+    """The newest checkpoint of `workdir` (its host tree goes to `on_host`), or step 0 from `start` (key or weights).
+
+    What is on the host is dealt again, whatever the processes that saved it: `Progress` says which tickets are drawn.
+    """
+    if not saved(workdir / "ckpt", hosts):
         return learner.init_state(start), Progress()
-    restored = checkpoint.restore(workdir / "ckpt", _abstract_state(learner))
+    restored = checkpoint.restore(workdir / "ckpt", _abstract_state(learner), hosts=hosts)
     on_host(restored.host)
     return restored.device, Progress(**restored.host["progress"])
+
+
+def saved(folder: Path, hosts: Hosts) -> bool:
+    """Whether there is a checkpoint, as process 0 sees it: a shared file system may show the others less."""
+    return hosts.exchange(bool(checkpoint.steps(folder)))[0]
 
 
 def _abstract_state(learner: Learner) -> TrainState:
@@ -122,8 +151,16 @@ def saver(checkpoints: checkpoint.Checkpoints, host: Callable[[Progress], dict[s
 
 
 @contextlib.contextmanager
-def recording(workdir: Path, progress: Progress, steps: int, *, console_every: int = 1) -> Iterator[Callable]:
-    """log(step, metrics) to metrics.jsonl, TensorBoard, the console (every so many steps) and a bar on the terminal."""
+def recording(
+    workdir: Path, progress: Progress, steps: int, *, console_every: int = 1, hosts: Hosts = ALONE
+) -> Iterator[Callable]:
+    """log(step, metrics) to metrics.jsonl, TensorBoard, the console (every so many steps) and a bar on the terminal.
+
+    Process 0 alone records: what it is given is everybody's.
+    """
+    if hosts.index:
+        yield lambda step, metrics: None
+        return
     monitor = Monitor(workdir, first_step=progress.step + 1, console_every=console_every)
     try:
         with tqdm(total=steps, initial=progress.step, unit="step", disable=None, dynamic_ncols=True) as bar:

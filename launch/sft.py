@@ -5,33 +5,43 @@ Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D
 
 import contextlib
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli
-from launch.plan import Plan, check_single_device, make_plan
+from launch import cli, distributed
+from launch.plan import Plan, check_processes, make_plan
+
+if TYPE_CHECKING:  # importing it starts jax, which flags precede
+    from rl.hosts import Hosts
 
 
-def run(plan: Plan, workdir: cli.Workdir) -> None:
-    """The whole stage in this process; everything it leaves is in `workdir`. Raises runs.Stopped on a signal."""
+def run(plan: Plan, workdir: cli.Workdir, *, hosts: "Hosts | None" = None) -> None:
+    """The whole stage, in this process or with the other `hosts`; everything it leaves is in `workdir`. Raises
+    runs.Stopped on a signal.
+    """
     import jax
 
     from envs import choose_tasks
     from launch import build, policy, runs
     from rl import checkpoint, supervised
+    from rl.hosts import ALONE
 
-    with cli.validating():  # data and checkpoints too: whether they are there, and whole
+    hosts = hosts or ALONE
+
+    with cli.validating(), hosts.telling():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
-        demonstrations = build.build_demonstrations(plan, world)
-        codec = policy.build_codec(plan, world, workdir / "tokenizer")
+        demonstrations = hosts.first(partial(build.build_demonstrations, plan, world))
+        codec = hosts.first(partial(policy.build_codec, plan, world, workdir / "tokenizer"))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         build.use_compilation_cache()
         learner = build.build_sft_learner(plan, model)
         rows = build.pack_demonstrations(plan, codec, demonstrations, world)
         start = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        if not checkpoint.steps(workdir / "ckpt"):
+        if not runs.saved(workdir / "ckpt", hosts):
             start = policy.fresh_start(plan, model, start)
-        state, progress = runs.start_or_resume(workdir, learner, start)
+        state, progress = runs.start_or_resume(workdir, learner, start, hosts=hosts)
         del start
 
     with contextlib.ExitStack() as stack:
@@ -42,10 +52,11 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
 
             def evaluate(state) -> float:
                 engine.publish(state.params, progress.step)
-                return build.play_all(pool, tasks, seed=plan.seed)["success"]
+                return build.play_all(pool, tasks, seed=plan.seed, hosts=hosts)["success"]
 
-        log = stack.enter_context(runs.recording(workdir, progress, plan.sft.steps, console_every=10))
-        checkpoints = stack.enter_context(checkpoint.Checkpoints(workdir / "ckpt"))
+        recording = runs.recording(workdir, progress, plan.sft.steps, console_every=10, hosts=hosts)
+        log = stack.enter_context(recording)
+        checkpoints = stack.enter_context(checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts))
         stop = stack.enter_context(runs.stopping())
         supervised.train(
             learner,
@@ -61,6 +72,7 @@ def run(plan: Plan, workdir: cli.Workdir) -> None:
             eval_every=plan.sft.eval_every,
             save_every=plan.sft.save_every,
             stop=stop,
+            hosts=hosts,
         )
     runs.want_finished(progress, plan.sft.steps)
 
@@ -70,25 +82,33 @@ def main(_) -> None:
         workdir = cli.want_workdir(flags.FLAGS.workdir)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
-        if plan.sft.eval_every:
-            check_single_device(plan)
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped
+        processes = cli.processes()
 
-        build.check_data(plan, demonstrations=True)
+    stopped = None
+    with distributed.joined(*processes) as hosts:
+        with cli.validating(), hosts.telling():
+            from launch import build  # jax starts here, still before the workdir is made
+            from launch.runs import Stopped
 
-    with cli.open_workdir(workdir, config) as folder:
-        try:
-            run(plan, folder)
-        except Stopped as stopped:
-            print(stopped, file=sys.stderr)
-            sys.exit(cli.EXIT_STOPPED)
+            check_processes(plan, hosts.count)
+            distributed.check_same(hosts, config)
+            hosts.first(partial(build.check_data, plan, demonstrations=True))
+
+        with distributed.opened(hosts, workdir, config) as folder:
+            try:
+                run(plan, folder, hosts=hosts)
+            except Stopped as early:
+                stopped = early
+    if stopped is not None:
+        print(stopped, file=sys.stderr)
+        sys.exit(cli.EXIT_STOPPED)
 
 
 def define_flags() -> None:
     """Only where this file is the program: the mains import one another."""
     cli.define_config()
     cli.define_workdir()
+    cli.define_processes()
 
 
 if __name__ == "__main__":

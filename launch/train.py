@@ -1,17 +1,22 @@
 """Reinforcement learning: `python -m launch.train --config=configs/quickstart.py --workdir=D --init=SFT_WORKDIR`.
 
 `--workdir=D` alone resumes. `--init` names another run's folder: training starts from its best checkpoint and its
-tokenizer.
+tokenizer. With `--coordinator`, `--num_processes` and `--process_id` several processes are one run; it resumes with
+another number of them too.
 """
 
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli
-from launch.plan import Plan, check_single_device, make_plan
+from launch import cli, distributed
+from launch.plan import Plan, check_processes, make_plan
+
+if TYPE_CHECKING:  # importing it starts jax, which flags precede
+    from rl.hosts import Hosts
 
 
 def run(
@@ -21,8 +26,11 @@ def run(
     *,
     stop_at_step: int = 0,
     profile: tuple[int, int] | None = None,
+    hosts: "Hosts | None" = None,
 ) -> None:
-    """The whole stage in this process; everything it leaves is in `workdir`. Raises runs.Stopped on a signal."""
+    """The whole stage, in this process or with the other `hosts`; everything it leaves is in `workdir`. Raises
+    runs.Stopped on a signal.
+    """
     import jax
 
     from envs import choose_tasks
@@ -30,37 +38,38 @@ def run(
     from rl import checkpoint, loop
     from rl.curriculum import TaskStream
     from rl.episodes import EpisodeLog
+    from rl.hosts import ALONE
     from rl.types import Trajectory
 
-    with cli.validating():  # data and checkpoints too: whether they are there, and whole
+    hosts = hosts or ALONE
+
+    with cli.validating(), hosts.telling():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
-        if init is not None:
-            runs.note_init(init, workdir)
-            runs.copy_tokenizer(init, workdir)
-        codec = policy.build_codec(plan, world, workdir / "tokenizer")
+        codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         terms = build.build_terms(plan)
-        pack = build.build_packer(plan, codec, world)
+        pack = build.build_packer(plan, codec, world, hosts)
         stream = TaskStream(world.tasks("train"), plan.seed)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
         key = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        start = runs.starting_params(plan, model, workdir, init, learner, key)
+        start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
         state, progress = runs.start_or_resume(
-            workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"])
+            workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"]), hosts=hosts
         )
     ref = start if plan.rl.kl_coef and plan.lora is None else None  # of adapters it is their base, in the state
     del start
-    gate = build.build_gate(plan, progress.version)
+    gate = build.build_gate(plan, progress.version, hosts)
+    own = {"process": hosts.index, "first_step": progress.step + 1}
 
     with (
         build.serving(plan, model, state.params, progress.version, world, codec) as (engine, pool),
-        runs.recording(workdir, progress, plan.rl.steps) as record,
-        EpisodeLog(workdir) as episodes,
-        EpisodeLog(workdir, folder="episodes_eval") as eval_episodes,
-        checkpoint.Checkpoints(workdir / "ckpt") as checkpoints,
-        runs.profiling(workdir / "profile", profile, progress.step) as mark_step,
+        runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
+        EpisodeLog(workdir, **own) as episodes,
+        EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
+        checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,
+        runs.profiling(workdir / "profile", None if hosts.index else profile, progress.step) as mark_step,
         runs.stopping() as stop,
     ):
 
@@ -74,7 +83,7 @@ def run(
             mark_step(step)
 
         def evaluate() -> dict[str, float]:
-            result, played = build.greedy_and_sampled(plan, pool, validation)
+            result, played = build.greedy_and_sampled(plan, pool, validation, hosts)
             keep(eval_episodes, progress.step, played)
             return result
 
@@ -101,6 +110,7 @@ def run(
             eval_every=plan.eval.every,
             save_every=plan.rl.save_every,
             stop=lambda: stop() or bool(stop_at_step and progress.step >= stop_at_step),
+            hosts=hosts,
         )
     runs.want_finished(progress, min(stop_at_step or plan.rl.steps, plan.rl.steps))
 
@@ -124,30 +134,39 @@ def main(_) -> None:
             cli.override(flags.FLAGS.config, "world.options.reward", flags.FLAGS.reward)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
-        check_single_device(plan)
         profile = parse_range(flags.FLAGS.profile_steps)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init)
         if init and (Path(workdir) / "init").exists():
             raise cli.ConfigError(f"--init: {workdir} has its start already; resume with --workdir={workdir} alone")
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped, check_start
+        processes = cli.processes()
 
-        build.check_data(plan, demonstrations=False)
-        check_start(plan, Path(workdir), init)
+    stopped = None
+    with distributed.joined(*processes) as hosts:
+        with cli.validating(), hosts.telling():
+            from launch import build  # jax starts here, still before the workdir is made
+            from launch.runs import Stopped, check_start
 
-    with cli.open_workdir(workdir, config) as folder:
-        try:
-            run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile)
-        except Stopped as stopped:
-            print(stopped, file=sys.stderr)
-            sys.exit(cli.EXIT_STOPPED)
+            check_processes(plan, hosts.count)
+            distributed.check_same(hosts, config, init=init, stop_at_step=flags.FLAGS.stop_at_step)
+            hosts.first(partial(build.check_data, plan, demonstrations=False))
+            check_start(plan, Path(workdir), init, hosts)
+
+        with distributed.opened(hosts, workdir, config) as folder:
+            try:
+                run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile, hosts=hosts)
+            except Stopped as early:
+                stopped = early
+    if stopped is not None:
+        print(stopped, file=sys.stderr)
+        sys.exit(cli.EXIT_STOPPED)
 
 
 def define_flags() -> None:
     """Only where this file is the program: the mains import one another."""
     cli.define_config()
     cli.define_workdir()
+    cli.define_processes()
     flags.DEFINE_string(
         "init", None, "Folder of the run (launch.sft or launch.train) whose weights and tokenizer to start from"
     )

@@ -25,13 +25,19 @@ RULES: Mapping[str, str | None] = {
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh (data, fsdp, tensor) over the first data·fsdp·tensor of `devices` (default: all)."""
+    """A mesh (data, fsdp, tensor) over the first data·fsdp·tensor of `devices` (default: all, of every process)."""
+    whole_run = devices is None and jax.process_count() > 1
     devices = jax.devices() if devices is None else devices
     need = data * fsdp * tensor
     if min(data, fsdp, tensor) < 1 or need > len(devices):
         raise ValueError(
             f"mesh data={data} fsdp={fsdp} tensor={tensor}: got {len(devices)} devices, want {need}; "
             "every axis is at least 1"
+        )
+    if whole_run and need < len(devices):
+        raise ValueError(
+            f"mesh data={data} fsdp={fsdp} tensor={tensor}: got {jax.process_count()} processes with {len(devices)} "
+            f"devices, want a mesh of all of them, not of {need}: every process takes part in every step"
         )
     return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:need])
 

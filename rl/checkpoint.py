@@ -7,6 +7,9 @@
 
 The commit is one rename of the whole folder: a name of digits *is* the commit marker, so a process that is killed at
 any moment leaves the previous checkpoint as it was. Older ones are pruned only after that rename.
+
+Several processes save and restore together, on a file system that all of them see: each writes and reads its part of
+the device tree, and process 0 alone writes the host tree, commits and prunes.
 """
 
 import dataclasses
@@ -22,6 +25,8 @@ from typing import Any
 import jax
 import msgpack
 import orbax.checkpoint as ocp
+
+from rl.hosts import ALONE, Hosts
 
 PyTree = Any
 HostTree = Any  # None, bool, int, float, str, bytes, list, dict; a tuple comes back as a list
@@ -60,15 +65,25 @@ def best_step(folder: str | os.PathLike) -> int | None:
     return max(scored)[1] if scored else None
 
 
-def restore(folder: str | os.PathLike, target: PyTree, *, step: int | None = None, partial: bool = False) -> Restored:
+def restore(
+    folder: str | os.PathLike,
+    target: PyTree,
+    *,
+    step: int | None = None,
+    partial: bool = False,
+    hosts: Hosts = ALONE,
+) -> Restored:
     """Reads one checkpoint (the latest by default) into the structure, shapes, dtypes and shardings of `target`.
 
     `partial=True` reads only the leaves that `target` has: `{"params": ...}` of a whole training state.
     Errors: nothing there, a file that is missing, cut or altered, other leaves or shapes: `CheckpointError`.
     """
-    path, manifest = _open(Path(folder), step)
-    named = _named(target)
-    _check_leaves(path, manifest["leaves"], named, partial)
+    with hosts.telling():
+        step = hosts.exchange(max(steps(folder), default=None) if step is None else step)[0]
+        path, manifest = _open(Path(folder), step, read=hosts.index == 0)
+        named = _named(target)
+        _check_leaves(path, manifest["leaves"], named, partial)
+    hosts.exchange(None)  # Orbax waits for all
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         flat = reader.restore(
             path / "device",
@@ -84,25 +99,27 @@ def restore(folder: str | os.PathLike, target: PyTree, *, step: int | None = Non
 
 def restore_host(folder: str | os.PathLike, *, step: int | None = None) -> HostTree:
     """The host tree alone (the latest by default): a resumed run needs it before it can build the device tree."""
-    path, _ = _open(Path(folder), step)
+    path, _ = _open(Path(folder), step, read=True)
     return _unpack((path / "host.msgpack").read_bytes())
 
 
 class Checkpoints:
-    """The writer of one folder. One at a time: the workdir's lock sees to it.
+    """The writer of one folder, in each process of one run. One run at a time: the workdir's lock sees to it.
 
-    Keeps the `keep` newest and the `keep_best` with the highest score. Does not cover: several
-    hosts (only one may commit) and typed PRNG keys (save their data).
+    Keeps the `keep` newest and the `keep_best` with the highest score. Does not cover typed PRNG keys (save their
+    data).
     """
 
-    def __init__(self, folder: str | os.PathLike, *, keep: int = 2, keep_best: int = 1):
+    def __init__(self, folder: str | os.PathLike, *, keep: int = 2, keep_best: int = 1, hosts: Hosts = ALONE):
         if keep < 1 or keep_best < 0:
             raise ValueError(f"got keep={keep}, keep_best={keep_best}; want keep >= 1 and keep_best >= 0")
         self.folder = Path(folder).absolute()
         self.keep, self.keep_best = keep, keep_best
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob("tmp-*"):  # of a process that was killed while it wrote or pruned
-            shutil.rmtree(leftover)
+        self._hosts = hosts
+        if hosts.index == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self.folder.glob("tmp-*"):  # of a process that was killed while it wrote or pruned
+                shutil.rmtree(leftover)
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -113,19 +130,16 @@ class Checkpoints:
         The caller may donate the device tree at once: Orbax holds its own host copy or reference (there is a test).
 
         `score`: larger is better, None = not measured. Errors: a failure of the *previous* save is raised here.
+        Of several processes each saves, at the same step; the host tree and the score are those of process 0.
         """
-        self.wait()
-        if step < 0 or step in steps(self.folder):
-            raise CheckpointError(f"{self.folder}: got step {step}, want a new step >= 0; saved: {steps(self.folder)}")
-        if score is not None and not math.isfinite(score):
-            raise CheckpointError(f"{self.folder}: step {step}: got score {score}, want a finite number or None")
-        host_bytes = _pack(host)  # now: the host tree goes on changing
-        named = _named(device)
-        leaves = {name: [list(x.shape), str(x.dtype)] for name, x in named.items()}
-        manifest = {"format": 1, "step": step, "score": score, "leaves": leaves}
         temporary = self.folder / f"tmp-{step:08d}"
+        with self._hosts.telling():
+            self.wait()
+            manifest, host_bytes, named = self._checked(step, device, host, score)
+            if self._hosts.index == 0:
+                _make(temporary)
+        self._hosts.exchange(None)  # Orbax waits for all
         try:
-            temporary.mkdir()
             self._writer.save(temporary / "device", args=ocp.args.PyTreeSave(named))
         except Exception as err:
             raise CheckpointError(_write_failed(temporary, err)) from err
@@ -134,8 +148,19 @@ class Checkpoints:
         )
         self._thread.start()
 
+    def _checked(self, step: int, device: PyTree, host: HostTree, score: float | None) -> tuple[dict, bytes, dict]:
+        """The manifest without its files, the host tree as it is now (it goes on changing), and the leaves by name."""
+        if step < 0 or (self._hosts.index == 0 and step in steps(self.folder)):
+            raise CheckpointError(f"{self.folder}: got step {step}, want a new step >= 0; saved: {steps(self.folder)}")
+        if score is not None and not math.isfinite(score):
+            raise CheckpointError(f"{self.folder}: step {step}: got score {score}, want a finite number or None")
+        host_bytes = _pack(host)  # now: the host tree goes on changing
+        named = _named(device)
+        leaves = {name: [list(x.shape), str(x.dtype)] for name, x in named.items()}
+        return {"format": 1, "step": step, "score": score, "leaves": leaves}, host_bytes, named
+
     def wait(self) -> None:
-        """Until the last save is durable. Errors: its failure, once."""
+        """Until the last save is durable (its commit is process 0's). Errors: its failure, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -159,7 +184,9 @@ class Checkpoints:
     def _finish(self, temporary: Path, manifest: dict[str, Any], host_bytes: bytes) -> None:
         """Runs in the thread "checkpoint": durable files, manifest, rename, prune, in this order."""
         try:
-            self._writer.wait_until_finished()
+            self._writer.wait_until_finished()  # in process 0: until every process has written
+            if self._hosts.index:
+                return
             (temporary / "host.msgpack").write_bytes(host_bytes)
             files = sorted(p for p in temporary.rglob("*") if p.is_file())
             manifest["files"] = {str(p.relative_to(temporary)): [p.stat().st_size, _crc32(p)] for p in files}
@@ -216,8 +243,11 @@ def _manifest(path: Path) -> dict[str, Any]:
 _REMEDY = "the checkpoint is damaged: move this folder away to use the one before it"
 
 
-def _open(folder: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
-    """The folder and the manifest of one checkpoint whose every file is as it was written."""
+def _open(folder: Path, step: int | None, *, read: bool) -> tuple[Path, dict[str, Any]]:
+    """The folder and the manifest of one checkpoint whose every file is as it was written.
+
+    `read`: the checksums too. Of several processes one does it for all, or each would read what the others need.
+    """
     folder = folder.absolute()
     present = steps(folder)
     if not present:
@@ -233,7 +263,7 @@ def _open(folder: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
             raise CheckpointError(f"{file}: missing; {_REMEDY}")
         if file.stat().st_size != size:
             raise CheckpointError(f"{file}: got {file.stat().st_size} bytes, want {size}; {_REMEDY}")
-        if _crc32(file) != crc:
+        if read and _crc32(file) != crc:
             raise CheckpointError(f"{file}: content differs from its checksum; {_REMEDY}")
     return path, manifest
 
@@ -288,6 +318,13 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except OSError as err:
+        raise CheckpointError(_write_failed(folder, err)) from err
 
 
 def _write_failed(path: Path, err: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""Every finished episode, kept: `workdir/episodes/00000012.array_record` holds what step 12 finished, in order.
+"""Every finished episode, kept: `workdir/episodes/00000012.array_record` holds what step 12 finished, in order; of
+several processes, number p > 0 writes its own into `00000012.p.array_record`.
 
 An array_record file can be read only once it is closed, so there is one file a step: a crash loses the step that was
 being written, never an earlier one. A resumed run writes a step again under the same name, which replaces it.
@@ -19,21 +20,30 @@ _SUFFIX = ".array_record"
 class EpisodeLog:
     """The writer of `workdir/folder`. `append` may be called from any thread.
 
-    Does not cover: two writers of one folder (the workdir's lock sees to it).
+    `process` is this one's number among those of the run. A run that resumes passes `first_step`, the first step it
+    will write: what other processes left of later steps is dropped, for there may be fewer of them now.
+    Does not cover: two runs that write one folder (the workdir's lock sees to it).
     """
 
-    def __init__(self, workdir: str | os.PathLike, *, folder: str = "episodes"):
-        self._folder = Path(workdir) / folder
+    def __init__(
+        self, workdir: str | os.PathLike, *, folder: str = "episodes", process: int = 0, first_step: int | None = None
+    ):
+        self._folder, self._part = Path(workdir) / folder, f".{process}" if process else ""
         self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self._folder.glob("*.tmp"):  # of a process that was killed: unreadable without its footer
-            leftover.unlink()
+        if process == 0:  # no other writes here before all of them have agreed on a batch
+            for leftover in self._folder.glob("*.tmp"):  # of one that was killed: unreadable without its footer
+                leftover.unlink()
+            for path in list(self._folder.iterdir()) if first_step is not None else ():
+                step, of = _step_and_process(path) or (-1, 0)
+                if step >= first_step and of:
+                    path.unlink()
         self._lock = threading.Lock()
         self._writer: ArrayRecordWriter | None = None
         self._closed = False
 
     @property
     def _open_file(self) -> Path:
-        return self._folder / f"open{_SUFFIX}.tmp"
+        return self._folder / f"open{self._part}{_SUFFIX}.tmp"
 
     def append(self, trajectory: Trajectory) -> None:
         """Adds one finished episode to the step that is open. Errors: a closed log."""
@@ -55,7 +65,7 @@ class EpisodeLog:
         """Closes the log; episodes of a step that was not ended are kept under the number after the last."""
         with self._lock:
             if not self._closed:
-                self._finish(max(_steps(self._folder), default=-1) + 1)
+                self._finish(max((step for step, _ in _files(self._folder)), default=-1) + 1)
                 self._closed = True
 
     def __enter__(self) -> "EpisodeLog":
@@ -69,22 +79,21 @@ class EpisodeLog:
             return
         self._writer.close()
         self._writer = None
-        os.replace(self._open_file, self._folder / f"{step:08d}{_SUFFIX}")
+        os.replace(self._open_file, self._folder / f"{step:08d}{self._part}{_SUFFIX}")
 
 
 def read_episodes(
     workdir: str | os.PathLike, *, folder: str = "episodes", first: int = 0, last: int | None = None
 ) -> Iterator[Trajectory]:
-    """Episodes of the steps `first..last` (inclusive; None = all), by step and in the order they finished.
+    """Episodes of the steps `first..last` (inclusive; None = all), by step, process, and in the order they finished.
 
     Memory: one file's worth of bytes at a time. Errors: no such folder, a damaged file (its name is in the message).
     """
     folder_path = Path(workdir) / folder
     if not folder_path.is_dir():
         raise ValueError(f"{folder_path}: no episodes there; want the workdir of a run")
-    for step in _steps(folder_path):
+    for step, path in _files(folder_path):
         if step >= first and (last is None or step <= last):
-            path = folder_path / f"{step:08d}{_SUFFIX}"
             for data in _records(path):
                 try:
                     yield Trajectory.from_bytes(data)
@@ -92,9 +101,18 @@ def read_episodes(
                     raise ValueError(f"{path}: {err}") from err
 
 
-def _steps(folder: Path) -> list[int]:
-    names = [p.name.removesuffix(_SUFFIX) for p in folder.glob(f"*{_SUFFIX}")]
-    return sorted(int(name) for name in names if name.isdecimal())
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """(step, file) of every file of finished steps, by step and process."""
+    found = [(of, path) for path in folder.iterdir() if (of := _step_and_process(path))]
+    return [(step, path) for (step, _), path in sorted(found)]
+
+
+def _step_and_process(path: Path) -> tuple[int, int] | None:
+    """(12, 0) of 00000012.array_record, (12, 3) of 00000012.3.array_record; None of any other file."""
+    step, _, process = path.name.removesuffix(_SUFFIX).partition(".")
+    if not path.name.endswith(_SUFFIX) or not step.isdecimal() or not (process or "0").isdecimal():
+        return None
+    return int(step), int(process or 0)
 
 
 def _records(path: Path) -> list[bytes]:

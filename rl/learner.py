@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -48,8 +49,9 @@ class Learner:
     """Compiled functions of one model, loss, optimizer and mesh.
 
     `init_state(key | params)` copies what it is given; a learner of adapters wants parameters that have them (from a
-    key it adds them itself). `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy or device batches
-    of one shape; `train_step` DONATES its state.
+    key it adds them itself). `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy batches, each
+    process its own share of the rows, or device batches, of one shape; `train_step` DONATES its state. On the device
+    rows stand as they are dealt to the mesh, in another order than on the host.
     """
 
     init_state: Callable[[PRNGKeyArray | Params], TrainState]
@@ -86,11 +88,14 @@ def make_learner(
         raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
     state_shardings = _state_shardings(config, tx, mesh, adapters)
     rows, everywhere = batch_sharding(mesh), replicated(mesh)
-    split = partial(_split, micro_rows=micro_rows, sharding=NamedSharding(mesh, PartitionSpec(None, *rows.spec)))
+    own = _own_shards(mesh)
+    sharding = NamedSharding(mesh, PartitionSpec(None, *rows.spec))
+    split = partial(_split, micro_rows=micro_rows, shards=shards, sharding=sharding)
+    join = partial(_join, shards=shards)
     score = partial(_score, config=config, temperature=temperature, chunk=chunk)
 
     filled = jax.jit(
-        partial(prepare, score=score, split=split, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
+        partial(prepare, score=score, split=split, join=join, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
         in_shardings=(state_shardings, None, rows),
         out_shardings=rows,
     )
@@ -102,9 +107,17 @@ def make_learner(
     )
 
     def put(batch: TrajectoryBatch) -> TrajectoryBatch:
-        if batch.tokens.shape[0] % micro_rows:
-            raise ValueError(f"batch: got {batch.tokens.shape[0]} rows, want a multiple of micro_rows={micro_rows}")
-        return jax.device_put(batch, rows)  # H2D, once for each batch; nothing to do for one that is there
+        """H2D, once for each batch; nothing to do for one that is there."""
+        there = isinstance(batch.tokens, jax.Array)
+        share = micro_rows if there else micro_rows * own // shards
+        if batch.tokens.shape[0] % share:
+            raise ValueError(f"batch: got {batch.tokens.shape[0]} rows, want a multiple of micro_rows={share}")
+        if there:
+            return jax.device_put(batch, rows)
+        dealt = jax.tree.map(lambda x: _deal(x, own, share), batch)
+        if own == shards:
+            return jax.device_put(dealt, rows)
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), dealt)
 
     return Learner(
         init_state=_starter(config, tx, adapters, state_shardings),
@@ -128,6 +141,7 @@ def prepare(
     *,
     score: Callable,
     split: Callable,
+    join: Callable,
     fill_proximal: bool,
     ref_is_base: bool = False,
 ) -> TrajectoryBatch:
@@ -146,7 +160,7 @@ def prepare(
             return logp.at[i].set(score(params, _take(micro, i))[0])
 
         logp = jax.lax.fori_loop(0, _used(micro), one, jnp.zeros(micro.tokens.shape, jnp.float32))
-        return logp.reshape(batch.tokens.shape)
+        return join(logp)
 
     filled = {}
     if ref is not None:
@@ -225,13 +239,45 @@ def _score(
 # --- rows and micro-batches ------------------------------------------------------------------------------------------
 
 
-def _split(batch: TrajectoryBatch, *, micro_rows: int, sharding: NamedSharding) -> TrajectoryBatch:
-    """[B ...] -> [M R ...], the rows of each micro-batch spread over the devices: ids move once for each step."""
+# On the host [B T] = [M S r T]: micro-batches, each with r rows for each of S shards. On the devices [S M r T]: a shard
+# holds its rows of every micro-batch, so that cutting a batch moves nothing between them, nor between processes.
+
+
+def _own_shards(mesh: Mesh) -> int:
+    """How many of the shards of a batch lie in this process. Errors: two processes share one."""
+    shards, processes = mesh.shape["data"] * mesh.shape["fsdp"], len({d.process_index for d in mesh.devices.flat})
+    places = batch_sharding(mesh).addressable_devices_indices_map((shards,)).values()
+    own = len({place[0].start or 0 for place in places})
+    if own * processes != shards:
+        raise ValueError(
+            f"mesh data={mesh.shape['data']} fsdp={mesh.shape['fsdp']} tensor={mesh.shape['tensor']}: got {processes} "
+            f"processes, {own} of {shards} shards of a batch in this one; want data x fsdp to be a multiple of the "
+            "processes, and tensor no larger than the devices of one process"
+        )
+    return own
+
+
+def _deal(x: np.ndarray, shards: int, micro_rows: int) -> np.ndarray:
+    """[M S r ...] -> [S M r ...]: this process's rows as its shards hold them."""
+    rest = x.shape[1:]
+    return x.reshape(-1, shards, micro_rows // shards, *rest).swapaxes(0, 1).reshape(-1, *rest)
+
+
+def _split(batch: TrajectoryBatch, *, micro_rows: int, shards: int, sharding: NamedSharding) -> TrajectoryBatch:
+    """[S M r ...] -> [M R ...]: every device has its rows of each micro-batch already."""
 
     def one(x: Array) -> Array:
-        return jax.lax.with_sharding_constraint(x.reshape(-1, micro_rows, *x.shape[1:]), sharding)
+        rest = x.shape[1:]
+        x = x.reshape(shards, -1, micro_rows // shards, *rest).swapaxes(0, 1).reshape(-1, micro_rows, *rest)
+        return jax.lax.with_sharding_constraint(x, sharding)
 
     return jax.tree.map(one, batch)
+
+
+def _join(x: Float[Array, "M R T"], *, shards: int) -> Float[Array, "B T"]:
+    """What `_split` cut, in one piece again."""
+    m, r, *rest = x.shape
+    return x.reshape(m, shards, r // shards, *rest).swapaxes(0, 1).reshape(m * r, *rest)
 
 
 def _used(micro: TrajectoryBatch) -> Int[Array, ""]:

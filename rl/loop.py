@@ -1,13 +1,16 @@
-"""The loop: draw → roll out → gate → score → batch → step → publish → log. Read it top to bottom.
+"""The loop: draw → roll out → gate → score → batch → agree → step → publish → log. Read it top to bottom.
 
 Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*, `group_size`
 episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket
 order. The place of a group that is not admitted goes to the next ticket: what a batch holds does not depend on timing.
+
+Of several processes each plays its own tickets (ticket mod processes) for its own share of the batch, and all make one
+step together. By one process alone `hosts` is nothing: the records are a list of one.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ import numpy as np
 
 from envs.base import Task
 from rl import advantages
+from rl.hosts import ALONE, Hosts, total
 from rl.learner import Learner, TrainState
 from rl.metrics.episodes import episode_means
 from rl.rewards.compose import RewardTerm, reward, score_group
@@ -30,13 +34,29 @@ class Progress:
     """Where a run stands: host state, saved with the weights.
 
     `step` counts optimizer steps (those refused for a gradient that is not finite included), `version` published
-    batches; `ticket` is the next group to draw.
+    batches. Every ticket below `ticket` is drawn, and so are those `ahead` of it, by a process that had to refill more
+    than another did: whoever goes on, and with how many processes, deals out the others.
     """
 
     step: int = 0
     version: int = 0
     ticket: int = 0
     trained_s: float = 0.0  # the clock survives a restart
+    ahead: list[int] = dataclasses.field(default_factory=list)
+
+    def next_ticket(self, hosts: Hosts) -> int:
+        """The first ticket of this process that is not drawn yet."""
+        ticket = self.ticket + (hosts.index - self.ticket) % hosts.count
+        while ticket in self.ahead:
+            ticket += hosts.count
+        return ticket
+
+    def draw(self, tickets: Iterable[int]) -> None:
+        """Counts `tickets` as drawn; some may be already."""
+        ahead = {*self.ahead, *tickets}
+        while self.ticket in ahead:
+            self.ticket += 1
+        self.ahead = sorted(ticket for ticket in ahead if ticket > self.ticket)
 
 
 def train(
@@ -63,32 +83,48 @@ def train(
     eval_every: int,
     save_every: int,
     stop: Callable[[], bool] = lambda: False,
+    hosts: Hosts = ALONE,
 ) -> TrainState:
-    """Train until `progress.step` is `steps`, or until `stop()` after a step; updates `progress` in place.
+    """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
+    place.
 
-    A failed *episode* is data; whatever a thread, the fault budget or the device raises ends the loop.
+    `groups_per_batch` is of all processes together. A failed *episode* is data; whatever a thread, the fault budget or
+    the device raises ends the loop, in every process.
     """
     last = progress.step >= steps
     while not last:
         clock = _Clock()
+        with hosts.telling():
+            # Draw, roll out, gate, score: the next tickets, until enough groups are admitted.
+            share = groups_per_batch // hosts.count
+            groups, refused = roll_out(pool, gate, draw, terms, progress, share, group_size, drop_equal_groups, hosts)
+            clock.mark("rollout")
 
-        # Draw, roll out, gate, score: the next tickets, until enough groups are admitted.
-        groups, refused = roll_out(pool, gate, draw, terms, progress, groups_per_batch, group_size, drop_equal_groups)
-        clock.mark("rollout")
+            # Credit: one advantage an episode, relative to its group. What no term could judge is in no batch.
+            episodes = [t for group in groups for t in group.trajectories if np.isfinite(reward(t))]
+            rewards = [reward(t) for t in episodes]
+            tickets = [t.ticket for t in episodes]
+            credit = advantages.group_relative(np.array(rewards), np.array(tickets), scale=scale)
+            place = [(t.ticket, t.member) for t in episodes]
+            batch, packing = pack(
+                episodes,
+                dict(zip(place, credit, strict=True)),
+                dict(zip(place, rewards, strict=True)),
+                version=progress.version,
+            )
+            everything = [*groups, *refused]
+            own = {
+                "drawn": [group.ticket for group in everything],
+                "rolled": group_means(everything),
+                "packed": packing_means(packing),
+            }
+            clock.mark("batch")
 
-        # Credit: one advantage an episode, relative to its group. What no term could judge is in no batch.
-        episodes = [t for group in groups for t in group.trajectories if np.isfinite(reward(t))]
-        rewards = [reward(t) for t in episodes]
-        tickets = [t.ticket for t in episodes]
-        credit = advantages.group_relative(np.array(rewards), np.array(tickets), scale=scale)
-        place = [(t.ticket, t.member) for t in episodes]
-        batch, packing = pack(
-            episodes,
-            dict(zip(place, credit, strict=True)),
-            dict(zip(place, rewards, strict=True)),
-            version=progress.version,
-        )
-        clock.mark("batch")
+        # Agree: all processes have their rows, and know what the others drew. Nobody enters the step before.
+        records = hosts.exchange(own)
+        progress.draw(ticket for record in records for ticket in record["drawn"])
+        rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
+        clock.mark("agree")
 
         # One optimizer step.
         state, learned = learner.train_step(state, learner.prepare(state, ref, batch))
@@ -103,18 +139,19 @@ def train(
         clock.mark("publish")
 
         # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
-        everything = [*groups, *refused]
-        keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
-        record = {**group_means(everything), **learned, **packing_means(packing)}
-        success = None
-        if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
-            result = evaluate()
-            success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
-            record |= {f"eval/{name}": value for name, value in result.items()}
-            clock.mark("eval")
-        progress.trained_s += clock.total_s()
-        log(progress.step, {**record, **clock.means(packing["tokens"]), "time/trained_s": progress.trained_s})
-        last = progress.step >= steps or stop()
+        with hosts.telling():
+            keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
+            record = {**rolled, **learned, **packed}
+            success = None
+            if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+                result = evaluate()
+                success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
+                record |= {f"eval/{name}": value for name, value in result.items()}
+                clock.mark("eval")
+            progress.trained_s += clock.total_s()
+            tokens = packed["batch/tokens"].total
+            log(progress.step, {**record, **clock.means(tokens), "time/trained_s": progress.trained_s})
+        last = any(hosts.exchange(progress.step >= steps or stop()))
         if last or success is not None or (save_every and progress.step % save_every == 0):
             save(state, progress, success)
     return state
@@ -129,18 +166,21 @@ def roll_out(
     groups_per_batch: int,
     group_size: int,
     drop_equal_groups: bool,
+    hosts: Hosts = ALONE,
 ) -> tuple[list[Group], list[Group]]:
-    """The next `groups_per_batch` admitted groups, scored, and the groups refused on the way, both in ticket order.
+    """The next `groups_per_batch` admitted groups of this process, scored, and those refused on the way, both in ticket
+    order.
 
-    Refused: too few scored members (the pool says so), or equal rewards if `drop_equal_groups`. Moves
-    `progress.ticket`. The gate lets in exactly as many groups as are still missing, so which tickets are drawn does not
-    depend on timing. Raises RuntimeError when nearly every group is refused.
+    Refused: too few scored members (the pool says so), or equal rewards if `drop_equal_groups`. Draws from `progress`.
+    The gate lets in exactly as many groups as are still missing, so which tickets are drawn does not depend on timing.
+    Raises RuntimeError when nearly every group is refused.
     """
     admitted, refused = [], []
     while len(admitted) < groups_per_batch:
         while gate.acquire(timeout_s=0):
-            pool.submit_group(progress.ticket, draw(progress.ticket), group_size)
-            progress.ticket += 1
+            ticket = progress.next_ticket(hosts)
+            pool.submit_group(ticket, draw(ticket), group_size)
+            progress.draw([ticket])
         group = pool.next_group()
         group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
         if group.dropped or (drop_equal_groups and is_equal(group)):

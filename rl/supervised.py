@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from rl.curriculum import permutation
+from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.types import TrajectoryBatch
@@ -28,24 +29,30 @@ def train(
     eval_every: int,
     save_every: int,
     stop: Callable[[], bool] = lambda: False,
+    hosts: Hosts = ALONE,
 ) -> TrainState:
-    """Train on packed `rows` until `progress.step` is `steps`, or until `stop()` after a step; updates `progress`.
+    """Train on packed `rows` until `progress.step` is `steps`, or until `stop()` in any process after a step; updates
+    `progress`.
 
-    The rows of step s are addressed by (seed, s). Evaluation counts into `progress.trained_s`, as it does in RL.
+    The rows of step s are addressed by (seed, s); of several processes each hands in its share of them. Evaluation
+    counts into `progress.trained_s`, as it does in RL.
     """
     last = progress.step >= steps
     while not last:
         start = time.monotonic()
-        state, learned = learner.train_step(state, pick_rows(rows, progress.step, rows_per_step, seed))
+        picked = pick_rows(rows, progress.step, rows_per_step, seed)
+        share = jax.tree.map(lambda x: x[hosts.index :: hosts.count], picked)
+        state, learned = learner.train_step(state, share)
         learned = jax.device_get(learned)  # D2H, once a step; waits for the update
         progress.step += 1
-        record, success = dict(learned), None
-        if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):
-            success = evaluate(state)
-            record["eval/sampled"] = success
-        progress.trained_s += time.monotonic() - start
-        log(progress.step, record | {"time/trained_s": progress.trained_s})
-        last = progress.step >= steps or stop()
+        with hosts.telling():
+            record, success = dict(learned), None
+            if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+                success = evaluate(state)
+                record["eval/sampled"] = success
+            progress.trained_s += time.monotonic() - start
+            log(progress.step, record | {"time/trained_s": progress.trained_s})
+        last = any(hosts.exchange(progress.step >= steps or stop()))
         if last or success is not None or (save_every and progress.step % save_every == 0):
             save(state, progress, success)
     return state

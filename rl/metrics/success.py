@@ -30,20 +30,34 @@ def pass_at_k(n: int, successes: int, k: int) -> float:
 
 
 def summarise(played: Sequence[tuple[Task, Sequence[Trajectory]]]) -> dict[str, Any]:
-    """Over every scored episode of `played`, pairs of a task and the episodes sampled for it.
+    """`summary` of pairs of a task and the episodes sampled for it."""
+    return summary([measured(task, episodes) for task, episodes in played])
+
+
+def measured(task: Task, episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    """Of one task's episodes what a summary needs, as plain data: {family, status [values], scored [described]}."""
+    return {
+        "family": task.family,
+        "status": [t.status.value for t in episodes],
+        "scored": [describe(t) for t in episodes if t.status.scored],
+    }
+
+
+def summary(played: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over every scored episode of `played`, a `measured` record for each task.
 
     Keys: n (tasks), episodes, success (fraction of scored episodes), success_ci (Wilson, 95 %; episodes of one task are
     counted as independent), pass_at_k {k: mean over tasks}, turns, tokens, searches (means, where reported), status
     (counts, over all episodes), families {family: {n, success, turns, searches}}, facts {name: mean over the scored
     episodes}, exploited (fraction of scored episodes that a world's traps caught; None where it has none).
     """
-    scored = [(task, describe(t)) for task, episodes in played for t in episodes if t.status.scored]
-    wins = sum(int(d["success"]) for _, d in scored)
-    per_task = [[d["success"] for d in map(describe, episodes) if d] for _, episodes in played]
+    scored = [d for task in played for d in task["scored"]]
+    wins = sum(int(d["success"]) for d in scored)
+    per_task = [[d["success"] for d in task["scored"]] for task in played]
     k_max = min(map(len, per_task), default=0)
     own = {
-        family: [d for task, d in scored if task.family == family]
-        for family in sorted({task.family for task, _ in played})
+        family: [d for task in played if task["family"] == family for d in task["scored"]]
+        for family in sorted({task["family"] for task in played})
     }
     return {
         "n": len(played),
@@ -51,15 +65,13 @@ def summarise(played: Sequence[tuple[Task, Sequence[Trajectory]]]) -> dict[str, 
         "success": wins / len(scored) if scored else math.nan,
         "success_ci": wilson(wins, len(scored)),
         "pass_at_k": {k: _mean([pass_at_k(len(s), int(sum(s)), k) for s in per_task]) for k in _powers(k_max)},
-        **{name: _mean_of(name, [d for _, d in scored]) for name in ("turns", "tokens", "searches", "exploited")},
-        "status": dict(Counter(t.status.value for _, episodes in played for t in episodes)),
+        **{name: _mean_of(name, scored) for name in ("turns", "tokens", "searches", "exploited")},
+        "status": dict(Counter(status for task in played for status in task["status"])),
         "families": {
             family: {"n": len(ds)} | {name: _mean_of(name, ds) for name in ("success", "turns", "searches")}
             for family, ds in own.items()
         },
-        "facts": {
-            name: _mean_of(name, [d for _, d in scored]) for name in sorted({name for _, d in scored for name in d})
-        },
+        "facts": {name: _mean_of(name, scored) for name in sorted({name for d in scored for name in d})},
     }
 
 

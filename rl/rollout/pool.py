@@ -155,19 +155,20 @@ class Pool:
         sampling: Sampling | None = None,
         seed: int | None = None,
         first_ticket: int = 0,
+        ticket_step: int = 1,
         on_group: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
         """Play each task `samples` times, in the order of `tasks`: for evaluation. Its groups never mix with
         `next_group`'s.
 
-        Task i has ticket `first_ticket + i` under `seed` (the pool's own by default). `on_group` is called at each
-        completion.
+        Task i has ticket `first_ticket + i · ticket_step` under `seed` (the pool's own by default). `on_group` is
+        called at each completion.
         Errors: as `next_group`.
         """
         inbox: deque[Group] = deque()
         for i, task in enumerate(tasks):
             self._submit(
-                first_ticket + i,
+                first_ticket + i * ticket_step,
                 task,
                 samples,
                 sampling or self._sampling,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_collections
 import pytest
@@ -184,6 +185,30 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="unreadable"):
         cli.resolve(None, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        (("", None, None), ("", 1, 0)),
+        (("auto", None, None), ("auto", 1, 0)),
+        (("host:9876", 2, 1), ("host:9876", 2, 1)),
+        (("", 2, None), "want host:port with them"),
+        (("auto", 2, 0), "auto finds both out"),
+        (("host", 2, 0), "got 'host', want host:port or auto"),
+        (("host:9876", 2, None), "want both"),
+        (("host:9876", 2, 2), "0 <= process_id < num_processes"),
+    ],
+)
+def test_processes_of_the_command_line(monkeypatch, given, want):
+    names = ("coordinator", "num_processes", "process_id")
+    flags = {name: SimpleNamespace(value=value) for name, value in zip(names, given, strict=True)}
+    monkeypatch.setattr(cli.flags, "FLAGS", flags)
+    if isinstance(want, tuple):
+        assert cli.processes() == want
+    else:
+        with pytest.raises(ConfigError, match=want):
+            cli.processes()
 
 
 def test_a_start_that_died_half_way_can_be_started_again(tmp_path):

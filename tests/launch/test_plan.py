@@ -8,7 +8,7 @@ import pytest
 
 from configs.defaults import defaults
 from launch.cli import ConfigError
-from launch.plan import check_single_device, make_plan, on_one_device
+from launch.plan import check_processes, make_plan, on_one_device
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,13 +171,14 @@ def test_adapters_are_off_at_rank_0_whatever_the_rest():
     assert (lora.rank, lora.scale, lora.targets) == (4, 2.0, ("wq", "down"))
 
 
-def test_the_engine_samples_on_one_device():
-    check_single_device(make_plan(tree()))
-    for axis in ("data", "fsdp", "tensor"):
-        plan = make_plan(tree(**{f"mesh/{axis}": 2}))
-        with pytest.raises(ConfigError, match=f"mesh.{axis}=2.*the engine samples on one device so far"):
-            check_single_device(plan)
-        check_single_device(on_one_device(plan))
+def test_a_batch_is_dealt_to_the_processes():
+    plan = make_plan(tree(**{"mesh/data": 2, "rl/groups_per_batch": 15}))
+    check_processes(plan, 1)
+    with pytest.raises(ConfigError, match="rl.groups_per_batch=15: not a multiple of 2 processes"):
+        check_processes(plan, 2)
+    with pytest.raises(ConfigError, match="mesh.data x mesh.fsdp = 1: not a multiple of 2 processes"):
+        check_processes(on_one_device(plan), 2)
+    check_processes(make_plan(tree(**{"mesh/fsdp": 2})), 2)
 
 
 def test_a_plan_needs_no_jax():

@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_checkpoint.py::test_every_damaged_file_is_named",
         "rl/checkpoint.py",
-        "if _crc32(file) != crc:",
+        "if read and _crc32(file) != crc:",
         "if False:",
     ),
     Mutant(
@@ -67,6 +67,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/episodes.py",
         "self._writer.close()",
         "self._writer.is_open()",
+    ),
+    Mutant(
+        "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
+        "rl/episodes.py",
+        "if step >= first_step and of:",
+        "if False:",
     ),
     # -- command line and workdir: bad input ends before any compute and touches nothing
     Mutant(
@@ -161,6 +167,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split),",
         "partial(train_step, score=score, tx=tx, split=split, loss_fn=lambda *a: (\n"
         "            Mean((m := loss_fn(*a))[0].total / shards, m[0].count), m[1])),",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_parameters_are_born_sharded",
+        "rl/learner.py",
+        "lambda key: fresh(transformer.init(config, key)), out_shardings=state_shardings)",
+        "lambda key: fresh(transformer.init(config, key)), out_shardings=everywhere)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_batch_is_dealt_without_moving_a_row",
+        "rl/learner.py",
+        "return x.reshape(-1, shards, micro_rows // shards, *rest).swapaxes(0, 1).reshape(-1, *rest)",
+        "return x",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_published_weights_lie_whole_on_one_device_in_buffers_of_their_own",
+        "rl/rollout/weights.py",
+        "if not spread:",
+        "if True:",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_nothing_off_the_mask_trains",
@@ -365,6 +389,43 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/loop.py",
         "refused.append(group)",
         "pass",
+    ),
+    # -- several processes: each plays its own tickets, all know what was drawn, stop and fail together
+    Mutant(
+        "tests/rl/test_loop.py::test_no_ticket_is_drawn_twice_or_lost",
+        "rl/loop.py",
+        "self.ahead = sorted(ticket for ticket in ahead if ticket > self.ticket)",
+        "self.ahead = []",
+    ),
+    Mutant(
+        "tests/rl/test_loop.py::test_a_refill_on_one_side_only_and_then_another_number_of_processes",
+        "rl/loop.py",
+        'progress.draw(ticket for record in records for ticket in record["drawn"])',
+        "pass",
+    ),
+    Mutant(
+        "tests/rl/test_loop.py::test_all_stop_where_one_is_asked_to",
+        "rl/loop.py",
+        "last = any(hosts.exchange(progress.step >= steps or stop()))",
+        "last = hosts.exchange(progress.step >= steps or stop())[hosts.index]",
+    ),
+    Mutant(
+        "tests/rl/test_loop.py::test_what_one_raises_all_raise",
+        "rl/hosts.py",
+        "if failed:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_hosts.py::test_records_come_back_by_process_and_exactly",
+        "rl/hosts.py",
+        "return msgpack.ExtType(_MEAN, msgpack.packb([value.total, value.count], default=plain))",
+        "return msgpack.ExtType(_MEAN, msgpack.packb([value.value, 1], default=plain))",
+    ),
+    Mutant(
+        "tests/launch/test_processes.py::test_two_processes_make_the_same_run_and_one_goes_on_from_it",
+        "rl/loop.py",
+        "ticket = self.ticket + (hosts.index - self.ticket) % hosts.count",
+        "ticket = self.ticket + (hosts.index - self.ticket) % hosts.count + 8 * (self.ticket == 13)",
     ),
     # -- tokens: trained ids == prompt + sampled + world ids, in order, and the mask counts the sampled ones
     Mutant(

@@ -5,6 +5,7 @@ what it is given shows the gradients as they are.
 """
 
 import dataclasses
+import math
 from functools import cache
 
 import jax
@@ -18,8 +19,9 @@ from models import transformer
 from models.config import ModelConfig
 from models.sharding import make_mesh
 from rl.advantages import group_relative, leave_one_out
-from rl.learner import make_learner
+from rl.learner import make_learner, make_optimizer
 from rl.losses import recipes
+from rl.rollout.weights import snapshot
 from rl.types import Mean, TrajectoryBatch
 
 CONFIG = ModelConfig(
@@ -143,10 +145,68 @@ def test_log_probs_are_cut_into_chunks_without_trace():
     assert_same(gradients_and_metrics(batch), gradients_and_metrics(batch, chunk=64))
 
 
-def test_one_device_equals_eight():
+MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
+
+
+@cache
+def updated(mesh, micro_rows):
+    """(state, metrics) after one step from `params()`; Adam's first moment is the (clipped) gradient, times 0.1.
+
+    With Adam's usual eps of 1e-8, the sign of a gradient that is zero but for rounding would decide a whole step.
+    """
+    tx = make_optimizer(learning_rate=1e-2, weight_decay=0.1, eps=1e-3)
+    options = dict(micro_rows=micro_rows, temperature=0.7, chunk=8)
+    machine = make_learner(CONFIG, LOSSES["grpo"], tx, make_mesh(*mesh), **options)
+    return jax.device_get(machine.train_step(machine.init_state(params()), lay_out(ONE_A_ROW, 24)))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_one_device_equals_eight(mesh):
+    """The same loss, gradients and update."""
     assert jax.device_count() >= 8, "tests/conftest.py asks for 8 fake devices before jax is imported"
-    want = gradients_and_metrics(lay_out(PACKED, 24))
-    assert_same(gradients_and_metrics(lay_out(PACKED, 24), micro_rows=4, mesh=(2, 2, 2)), want)
+    want = updated((1, 1, 1), 8)
+    assert np.max(np.abs(want[0].params["embed"] - params()["embed"])) > 1e-3
+    assert_same(updated(mesh, 4 if mesh == (2, 2, 2) else 8), want)
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:])
+def test_parameters_are_born_sharded(mesh):
+    """Each device holds its share alone, and the program that makes them never has more on one: no whole matrix."""
+    machine = learner(micro_rows=8, mesh=mesh)
+    born = jax.jit(machine.init_state).lower(jax.random.key(0)).compile()
+    state = machine.init_state(jax.random.key(0))
+    assert_same((jax.device_get(state.params), {}), (jax.device_get(params()), {}))
+    text = born.as_text()
+    matrices = [x for x in jax.tree.leaves(state.params) if x.size >= CONFIG.d_model * CONFIG.head_dim * 2]
+    assert len(matrices) >= 8
+    for x in matrices:
+        share = x.addressable_shards[0].data
+        assert share.size * math.prod(mesh[1:]) == x.size
+        assert f"[{','.join(map(str, share.shape))}]" in text
+        assert f"[{','.join(map(str, x.shape))}]" not in text
+
+
+def test_a_batch_is_dealt_without_moving_a_row():
+    """[M S r T] on the host is [S M r T] on the devices: what one shard holds of a micro-batch was put there."""
+    machine = learner(micro_rows=4, mesh=(2, 2, 2))
+    batch = lay_out([[0], [1], [2], [3], [4], [], [], []], 24)
+    dealt = machine.prepare(None, None, batch).tokens
+    for shard, rows in enumerate([(0, 4), (1, 5), (2, 6), (3, 7)]):
+        assert_array_equal(np.asarray(dealt)[2 * shard : 2 * shard + 2], batch.tokens[list(rows)])
+    assert {s.data.shape for s in dealt.addressable_shards} == {(2, 24)}
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)])
+def test_published_weights_lie_whole_on_one_device_in_buffers_of_their_own(mesh):
+    machine = learner(micro_rows=4, mesh=mesh)
+    state = machine.init_state(params())
+    served = snapshot(state.params, 3)
+    machine.train_step(state, lay_out(PACKED, 24))  # donates the state
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+    assert served.version == 3
+    for x, want in zip(jax.tree.leaves(served.params), jax.tree.leaves(params()), strict=True):
+        assert x.devices() == {jax.local_devices()[0]}
+        assert_array_equal(x, want)
 
 
 def scores(rows, of=None):

@@ -60,6 +60,20 @@ def test_a_resumed_run_replaces_the_steps_it_does_again(tmp_path):
         assert tickets(tmp_path) == [0, 11, 2]
 
 
+def test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps(tmp_path):
+    with EpisodeLog(tmp_path) as first, EpisodeLog(tmp_path, process=1) as second:
+        for step in (1, 2, 3):
+            for log, ticket in ((second, 10 * step + 1), (first, 10 * step)):
+                log.append(episode(ticket))
+                log.end_step(step)
+        assert tickets(tmp_path) == [10, 11, 20, 21, 30, 31]
+        assert tickets(tmp_path, first=2, last=2) == [20, 21]
+    with EpisodeLog(tmp_path, first_step=3) as log:
+        log.append(episode(99))
+        log.end_step(3)
+    assert tickets(tmp_path) == [10, 11, 20, 21, 99]
+
+
 def test_threads_may_append(tmp_path):
     with EpisodeLog(tmp_path) as log:
         threads = [

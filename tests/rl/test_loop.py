@@ -2,6 +2,7 @@
 and saves.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from envs.base import Task
 from rl import loop
+from rl.hosts import ALONE, HostError, Hosts
 from rl.rewards.compose import RewardTerm
 from rl.rollout.pool import Group
 from rl.rollout.staleness import StalenessGate
 from rl.types import Mean, Row, Status, Trajectory
+from tests.rl.test_hosts import in_threads
 
 TERMS = [RewardTerm("outcome", 1.0, "episode", lambda t: t.facts["score"])]
 SIZE = 2
@@ -185,7 +188,7 @@ def run(pool, progress=None, **options):
         "steps": 1, "groups_per_batch": 2, "group_size": SIZE, "scale": "none", "drop_equal_groups": False,
         "eval_every": 0, "save_every": 0, **options,
     }  # fmt: skip
-    n = kwargs["groups_per_batch"]
+    n = kwargs["groups_per_batch"] // kwargs.get("hosts", ALONE).count
     barrier = gate(n)
     barrier.load_state_dict({"version": progress.version, "accepted": n * progress.version, "dropped": 0}, kept=0)
     loop.train(FakeLearner, FakeState(), None, pool, barrier, progress, **kwargs)
@@ -248,3 +251,82 @@ def test_a_finished_run_does_nothing_more():
     progress = loop.Progress(step=3, version=3, ticket=6)
     _, events, batches, _ = run(FakePool(lambda ticket: GOOD), progress, steps=3, eval_every=1)
     assert events == batches == [] and progress == loop.Progress(step=3, version=3, ticket=6)
+
+
+# --- several processes, as threads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_make_the_batches_of_one(processes):
+    pools = [FakePool(lambda ticket: GOOD) for _ in range(processes)]
+
+    def work(hosts):
+        return run(pools[hosts.index], steps=3, groups_per_batch=4, eval_every=2, hosts=hosts)
+
+    alone = run(FakePool(lambda ticket: GOOD), steps=3, groups_per_batch=4, eval_every=2)
+    own = in_threads(processes, work)
+    assert [p.submitted for p in pools] == [list(range(i, 12, processes)) for i in range(processes)]
+    for step in range(3):
+        dealt = [credit for _, _, batches, _ in own for credit in batches[step][1].items()]
+        assert sorted(dealt) == sorted(alone[2][step][1].items())
+    for progress, _, _, metrics in own:
+        assert progress == dataclasses.replace(alone[0], trained_s=progress.trained_s)
+        for name, want in alone[3][3].items():
+            if name.startswith(("episode/", "status/", "reward_by_status/")) or name == "batch/equal_groups_frac":
+                assert metrics[3][name] == want, name
+        assert metrics[3]["batch/tokens"] == Mean(4 * processes, processes)  # of a packing, what the fake one says
+
+
+def test_a_refill_on_one_side_only_and_then_another_number_of_processes():
+    kinds = [DROPPED if ticket in (0, 2, 6) else GOOD for ticket in range(40)]
+    pools = [FakePool(kinds.__getitem__) for _ in range(2)]
+    first, second = in_threads(2, lambda hosts: run(pools[hosts.index], steps=1, groups_per_batch=4, hosts=hosts))
+    assert [p.submitted for p in pools] == [[0, 2, 4, 6, 8], [1, 3]]
+    assert first[0].ahead == second[0].ahead == [6, 8] and first[0].ticket == second[0].ticket == 5
+    progress, pool = first[0], FakePool(kinds.__getitem__)
+    run(pool, progress, steps=2, groups_per_batch=4)
+    assert pool.submitted == [5, 7, 9, 10] and (progress.ticket, progress.ahead) == (11, [])
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=4)), max_size=8))
+def test_no_ticket_is_drawn_twice_or_lost(stretches):
+    """Stretches of a run, each by some number of processes, of which process i draws so many tickets."""
+    progress, drawn = loop.Progress(), []
+    for processes, counts in stretches:
+        everybody = []
+        for index in range(processes):
+            mine = dataclasses.replace(progress)
+            for _ in range(counts[index]):
+                ticket = mine.next_ticket(Hosts(index, processes, exchange=None, tell=None))
+                assert ticket % processes == index
+                mine.draw([ticket])
+                everybody.append(ticket)
+        progress.draw(everybody)
+        drawn += everybody
+        assert len(set(drawn)) == len(drawn)
+        assert set(drawn) == {*range(progress.ticket), *progress.ahead}
+
+
+def test_all_stop_where_one_is_asked_to():
+    def work(hosts):
+        progress = loop.Progress()
+        stop = lambda: hosts.index == 1 and progress.step == 2  # noqa: E731
+        return run(FakePool(lambda ticket: GOOD), progress, steps=9, hosts=hosts, stop=stop)
+
+    for progress, events, *_ in in_threads(2, work):
+        assert progress.step == 2 and ("save", 2, None) in events
+
+
+@pytest.mark.parametrize("where", ["pool", "log"])
+def test_what_one_raises_all_raise(where):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    def work(hosts):
+        broken = hosts.index == 1
+        pool = FakePool(fail if broken and where == "pool" else lambda ticket: GOOD)
+        return run(pool, steps=3, hosts=hosts, **({"log": fail} if broken and where == "log" else {}))
+
+    other, own = in_threads(2, work)
+    assert isinstance(own, OSError)
+    assert isinstance(other, HostError) and "process 1 failed: OSError: the disk is full" in str(other)

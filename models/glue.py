@@ -7,6 +7,7 @@ or strip); any other content is one slot, so that no text of the world can chang
 
 import dataclasses
 import datetime
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         source = tokenizer.get_chat_template()
         self._source = _CLOCK + source if "strftime_now" in source else source
+        self.turn = functools.cache(self._turn)
         found = _OPENED.search(self.render([("user", SLOT)]))
         self.opened = found.group() if found else ""  # the thinking tag that the generation prompt opens, if it does
 
@@ -124,7 +126,7 @@ class ChatTemplate:
             for one in forms
         )
 
-    def turn(self, role: str) -> tuple[str, str]:
+    def _turn(self, role: str) -> tuple[str, str]:
         """Text from the end of an assistant's turn to the content of the `role` message after it, and from there on."""
         pieces = _cut(self.render([("user", SLOT), ("assistant", SLOT), (role, SLOT)]), [_mark(i) for i in range(3)])
         return pieces[2], pieces[3]

@@ -46,7 +46,7 @@ def codec(name):
 
 
 class Script:
-    """A session that samples given ids, up to an end of turn.
+    """A session that samples given ids: up to an end of turn, or to what might be a stop string.
 
     `rows` holds what each of its rows consumed and sampled, `spans` the row of each turn and where it begins there.
     """
@@ -60,12 +60,11 @@ class Script:
         self.restarts.append(turn)
 
     def generate(self, new_ids, *, max_tokens, stop, deadline_s=None):
-        ids, reason = [], "length"
-        for i in self.turns.pop(0)[:max_tokens]:
-            ids.append(i)
-            if i in self.codec.end_ids:
-                reason = "end"
-                break
+        said = self.turns.pop(0)
+        ids, reason = said[:max_tokens], "length" if len(said) > max_tokens else "stop"
+        ends = [k for k, i in enumerate(ids) if i in self.codec.end_ids]
+        if ends:
+            ids, reason = ids[: ends[0] + 1], "end"
         first = sum(map(len, self.sampled))
         self.sampled.append(ids)
         self.spans.append((len(self.rows) - 1, len(self.rows[-1]) + len(new_ids)))
@@ -219,11 +218,14 @@ def test_engine_logp_is_learner_logp_in_every_row():
             trajectory = play(own, session, World(["x", "y", "z"]), max_turn_tokens=9, max_tokens=length)
         with pytest.raises(ValueError, match="restart: got turn=0"):
             session.restart(0)
-        # the address of a row's draws is (request, turn): the last row alone, in a session of its own
+        # the address of a row's draws is (request, turn): the last row alone, and what other turns would have drawn
+        prompt = trajectory.rows[2].tokens[: int(np.argmax(trajectory.rows[2].action_mask))].tolist()
+        drawn = {}
         with engine.open(request_key(0, 0, 0), Sampling()) as alone:
-            alone.restart(2)
-            prompt = trajectory.rows[2].tokens[: int(np.argmax(trajectory.rows[2].action_mask))].tolist()
-            assert prompt + alone.generate(prompt, max_tokens=9).ids == trajectory.rows[2].tokens.tolist()
+            for turn in (1, 2, 3):
+                alone.restart(turn)
+                drawn[turn] = prompt + alone.generate(prompt, max_tokens=9).ids
+        assert drawn[2] == trajectory.rows[2].tokens.tolist() and len({tuple(ids) for ids in drawn.values()}) == 3
     finally:
         engine.close()
     assert len(trajectory.rows) == 3 and len({row.tokens[-9:].tobytes() for row in trajectory.rows}) == 3
@@ -269,13 +271,14 @@ def batch_of(cuts, rows=8, length=24):
 CUTS = {0: (4,), 2: (3, 5, 8), 3: (2,)}
 
 
-@pytest.mark.parametrize("micro_rows", [1, 4])
-def test_an_episode_counts_once_however_many_rows_it_has(micro_rows):
-    """The same actions after the same contexts: the same loss, gradient and metrics, in one row or in four."""
+def test_an_episode_counts_once_however_many_rows_it_has():
+    """The same actions after the same contexts: the same loss, gradient and metrics, in one row or in four, which lie
+    in different micro-batches.
+    """
     one, several = batch_of({}), batch_of(CUTS)
     assert one.episode_share is None and several.action_mask.sum() == one.action_mask.sum()
     grads, metrics = learning.gradients_and_metrics(one, micro_rows=1)
-    grads_of_rows, metrics_of_rows = learning.gradients_and_metrics(several, micro_rows=micro_rows)
+    grads_of_rows, metrics_of_rows = learning.gradients_and_metrics(several, micro_rows=1)
     assert metrics["loss"].count == 5
     assert_allclose(metrics_of_rows["loss"].count, 5, rtol=1e-6)  # parts of an episode, added
     scale = max(float(np.max(np.abs(g))) for g in jax.tree.leaves(grads))

@@ -218,11 +218,14 @@ def test_engine_logp_is_learner_logp_in_every_row():
             trajectory = play(own, session, World(["x", "y", "z"]), max_turn_tokens=9, max_tokens=length)
         with pytest.raises(ValueError, match="restart: got turn=0"):
             session.restart(0)
-        # the address of a row's draws is (request, turn): the last row alone, in a session of its own
+        # the address of a row's draws is (request, turn): the last row alone, and what other turns would have drawn
+        prompt = trajectory.rows[2].tokens[: int(np.argmax(trajectory.rows[2].action_mask))].tolist()
+        drawn = {}
         with engine.open(request_key(0, 0, 0), Sampling()) as alone:
-            alone.restart(2)
-            prompt = trajectory.rows[2].tokens[: int(np.argmax(trajectory.rows[2].action_mask))].tolist()
-            assert prompt + alone.generate(prompt, max_tokens=9).ids == trajectory.rows[2].tokens.tolist()
+            for turn in (1, 2, 3):
+                alone.restart(turn)
+                drawn[turn] = prompt + alone.generate(prompt, max_tokens=9).ids
+        assert drawn[2] == trajectory.rows[2].tokens.tolist() and len({tuple(ids) for ids in drawn.values()}) == 3
     finally:
         engine.close()
     assert len(trajectory.rows) == 3 and len({row.tokens[-9:].tobytes() for row in trajectory.rows}) == 3

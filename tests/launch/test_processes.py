@@ -48,13 +48,13 @@ def score(answer, answers):
 """
 
 
-CONFIG = '''
+CONFIG = """
 import json, pathlib
 from ml_collections import ConfigDict
 
 def get_config(arg=""):
     return ConfigDict(json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()))
-'''
+"""
 
 
 def tiny(folder: Path):

@@ -14,6 +14,7 @@ import pytest
 
 from launch import cli
 from launch.cli import ConfigError, ReadTracker, assert_all_read, open_workdir, parse_arg
+from tests.rl.test_hosts import in_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -255,3 +256,15 @@ def test_help_is_quick_and_imports_no_jax():
             f"launch.{path.stem} imports jax before its flags are parsed\n{out.stderr}"
         )
         assert time.monotonic() - begun < 5 and "--help" in out.stdout, path
+
+
+def test_processes_that_were_not_started_alike_are_told_what_differs():
+    from launch import distributed
+
+    def work(hosts):
+        config = ml_collections.ConfigDict({"seed": 0, "rl": {"steps": 3 + hosts.index}})
+        distributed.check_same(hosts, config, init=None)
+
+    for error in in_threads(2, work):
+        assert isinstance(error, ConfigError) and "rl.steps: got" in str(error) and "one command line" in str(error)
+    assert in_threads(2, lambda hosts: distributed.check_same(hosts, tree(), init="x")) == [None, None]

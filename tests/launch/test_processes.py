@@ -48,6 +48,15 @@ def score(answer, answers):
 """
 
 
+CONFIG = """
+import json, pathlib
+from ml_collections import ConfigDict
+
+def get_config(arg=""):
+    return ConfigDict(json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()))
+"""
+
+
 def tiny(folder: Path):
     """A policy of a few thousand weights, answering as many questions as there are tickets."""
     c = defaults()
@@ -64,6 +73,7 @@ def tiny(folder: Path):
         c.rollout.threads, c.rollout.max_turn_tokens, c.rollout.max_episode_tokens = 4, 6, 96
         c.rollout.call_deadline_s = float(WAIT_S)
         c.rl.steps, c.rl.groups_per_batch, c.rl.group_size, c.rl.save_every = STEPS, GROUPS, SIZE, 2
+        c.rl.learning_rate = 1e-4  # Adam makes a whole step of a gradient that is zero but for rounding
         c.rl.drop_equal_groups = True
         c.reward.terms = {"success": 1.0, "score": 0.3}
         c.eval.n, c.eval.every = 4, 2
@@ -140,10 +150,8 @@ def start(folder: Path, config, workdir: Path) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (folder / "tiny.py").write_text(
-        "import json, ml_collections\n"
-        f"def get_config(arg=''):\n    return ml_collections.ConfigDict(json.loads({json.dumps(config.to_json())!r}))\n"
-    )
+    (folder / "tiny.json").write_text(json.dumps(config.to_dict()))
+    (folder / "tiny.py").write_text(CONFIG)
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_cpu_multi_thread_eigen=false",

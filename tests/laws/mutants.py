@@ -392,6 +392,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- several processes: each plays its own tickets, all know what was drawn, stop and fail together
     Mutant(
+        "tests/rl/test_supervised.py::test_of_two_processes_each_trains_its_share_and_both_stop_together",
+        "rl/supervised.py",
+        "share = jax.tree.map(lambda x: x[hosts.index :: hosts.count], picked)",
+        "share = jax.tree.map(lambda x: x[: len(x) // hosts.count], picked)",
+    ),
+    Mutant(
         "tests/rl/test_loop.py::test_no_ticket_is_drawn_twice_or_lost",
         "rl/loop.py",
         "self.ahead = sorted(ticket for ticket in ahead if ticket > self.ticket)",

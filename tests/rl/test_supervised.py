@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rl import supervised
 from rl.loop import Progress
 from rl.types import Mean, TrajectoryBatch
+from tests.rl.test_hosts import in_threads
 
 
 def rows_of(n):
@@ -88,3 +89,15 @@ def test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score():
     assert [(step, score) for step, _, score in saves] == [(1, None)]
     _, saves, _ = run(Progress(), evaluate=None, eval_every=2)
     assert [(step, score) for step, _, score in saves] == [(6, None)]
+
+
+def test_of_two_processes_each_trains_its_share_and_both_stop_together():
+    def work(hosts):
+        progress = Progress()
+        stop = lambda: hosts.index == 0 and progress.step == 4  # noqa: E731
+        return run(progress, rows_per_step=4, hosts=hosts, stop=stop)
+
+    want, _, _ = run(Progress(), rows_per_step=4, steps=4)
+    (first, saves, _), (second, *_) = in_threads(2, work)
+    assert [sorted(a + b) for a, b in zip(first, second, strict=True)] == [sorted(rows) for rows in want]
+    assert [step for step, *_ in saves] == [4] and all(len(rows) == 2 for rows in first + second)

@@ -54,7 +54,10 @@ def choose_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:
     """
     tasks = world.tasks(split)
     if n > len(tasks):
-        raise ValueError(f"got n={n} tasks, but {split!r} has {len(tasks)}; lower n, or raise the world's option sizes")
+        raise ValueError(
+            f"got n={n} tasks to choose, but split {split!r} of the world {world.name!r} has {len(tasks)}; lower n "
+            "(eval.n, eval.final_n, --n), or give the world more tasks or this split a larger share (world.options)"
+        )
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(tasks))
     return [tasks[int(i)] for i in order[:n]]
 

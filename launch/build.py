@@ -56,9 +56,27 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
-    world.make_env().close()  # opens what instances share: an index, say
+    check_facts(plan, world)
     if codec is not None:
         check_rows(plan, codec, world)
+
+
+def check_facts(plan: Plan, world: World) -> None:
+    """That the world reports every fact that the reward names, by one episode of its no-op, where it has one.
+
+    A misspelt term would be found after the warm start, or, where every episode meets a limit, never: it would be 0.
+    """
+    task = choose_tasks(world, "train", 1, plan.seed)[0]
+    env = world.make_env()  # opens what instances share, too: an index, say
+    try:
+        facts = play(env, task, world.policies["noop"](task))[1] if "noop" in world.policies else None
+    finally:
+        env.close()
+    absent = [] if facts is None else sorted(plan.reward_terms.keys() - facts.keys() - {"success"})
+    if absent:
+        raise ValueError(
+            f"reward.terms: got {absent}, which the world {world.name!r} does not report; want of {sorted(facts)}"
+        )
 
 
 def is_one_row(codec: Codec) -> bool:

@@ -19,6 +19,7 @@ A main looks like this:
 import contextlib
 import dataclasses
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -58,17 +59,21 @@ EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, afte
 
 def define_config(default: str | None = None) -> flags.FlagHolder:
     """`--config=F.py[:k=v,k=v]` and `--config.a.b=c`: a locked ConfigDict; the part after ':' is `get_config`'s."""
-    return config_flags.DEFINE_config_file(
+    flag = config_flags.DEFINE_config_file(
         "config",
         default,
         "Experiment file, e.g. configs/quickstart.py[:k=v,k=v]; override with --config.a.b=c",
         lock_config=True,
     )
+    _show_in_help("config")
+    return flag
 
 
 def define_workdir(default: str | None = None) -> flags.FlagHolder:
     """`--workdir=D`: the folder that is the run; alone, it resumes."""
-    return flags.DEFINE_string("workdir", default, "Folder of the run; without --config it is resumed")
+    flag = flags.DEFINE_string("workdir", default, "Folder of the run; without --config it is resumed")
+    _show_in_help("workdir")
+    return flag
 
 
 def define_processes() -> None:
@@ -238,6 +243,11 @@ def validating() -> Iterator[None]:
         raise ConfigError(str(err)) from err
 
 
+def _show_in_help(name: str) -> None:
+    """`--help` shows the flags that the program's own file defines; this one is defined here, for several."""
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+
+
 def run(main: Callable[[Sequence[str]], Any], *, positional: bool = False) -> None:
     """`absl.app.run`, but bad input ends with one `error: ...` on stderr and exit status 2, not with a traceback.
 
@@ -247,6 +257,9 @@ def run(main: Callable[[Sequence[str]], Any], *, positional: bool = False) -> No
     def guarded(argv: Sequence[str]) -> Any:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # jax and orbax tell a lot; a run has its own log
+        # Until a loop takes over (launch/runs.py), Ctrl-C ends the program. As an exception it would be a traceback and
+        # lost where it meets one of jax's callbacks.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             if len(argv) > 1 and not positional:
                 raise ConfigError(f"got arguments {list(argv[1:])}; want flags only (--name=value), see --help")

@@ -28,7 +28,7 @@ def show(task, turns, facts) -> None:
         print(f"\033[1m{action}\033[0m")
         if observation:
             print(observation)
-    print("  ".join(f"{name}={value}" for name, value in facts.items()), f" answers={task.data['answers']}")
+    print("  ".join(f"{name}={value}" for name, value in facts.items()), f" answers={task.data.get('answers')}")
 
 
 def open_policy(plan: Plan, workdir: Path | None) -> tuple[Any, Any, Any]:
@@ -96,7 +96,7 @@ def of_model(plan: Plan, workdir: Path | None, split: str, index: int, greedy: b
         print(codec.view(row.tokens.tolist()))
     print(
         f"{trajectory.status.name}  " + "  ".join(f"{name}={value}" for name, value in trajectory.facts.items()),
-        f" answers={task.data['answers']}",
+        f" answers={task.data.get('answers')}",
     )
 
 
@@ -123,7 +123,10 @@ def of_policy(world_name: str, policy: str, split: str, index: int) -> None:
 def _ask(observations) -> str:
     if observations:
         print(observations[-1])
-    return input("> ")
+    try:
+        return input("> ")
+    except EOFError:
+        raise cli.ConfigError("--policy=me: the input ended before the episode did") from None
 
 
 def main(_) -> None:

@@ -50,8 +50,10 @@ def config_of(path: str | os.PathLike) -> dict[str, Any]:
     try:
         return _tupled(json.loads(file.read_text()))
     except FileNotFoundError:
+        inside = sorted(file.parent.name for file in Path(path).glob("*/config.json"))
+        there = f"want one of the runs in it: {', '.join(inside)}; or" if inside else "want a run;"
         raise ConfigError(
-            f"{path}: no run there (no config.json); start one with --config=F.py --workdir={path}"
+            f"{path}: no run there (no config.json); {there} start one with --config=F.py --workdir={path}"
         ) from None
     except (OSError, ValueError) as err:
         raise ConfigError(f"{file}: unreadable ({err}); restore it, or start anew in another --workdir") from err

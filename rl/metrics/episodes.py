@@ -69,6 +69,7 @@ def describe(trajectory: Trajectory) -> dict[str, float]:
     return facts | {
         "success": success(trajectory),
         "reward": reward(trajectory),
-        "turns": float(len(turns)),
+        # a scripted episode has no rows: who played it says
+        "turns": float(len(turns)) if trajectory.rows else float(trajectory.facts.get("turns", 0)),
         "tokens": float(sum(int(row.action_mask.sum()) for row in trajectory.rows)),
     }

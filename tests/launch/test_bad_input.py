@@ -42,12 +42,25 @@ def get_config(arg=""):
 '''
 
 
+MISSPELT = '''
+"""Questions of a file (its argument) with a reward term that no world reports."""
+from configs import qa_file
+
+def get_config(arg=""):
+    c = qa_file.get_config(f"file={arg}")
+    c.reward.terms.exact_macth = 0.1
+    c.reward.reach.exact_macth = 1.0
+    return c
+'''
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A folder with the config files, a file of questions, a run without a checkpoint, and what is not a run."""
     folder = tmp_path_factory.mktemp("bad_input")
     (folder / "few.py").write_text(SEARCH)
     (folder / "extra.py").write_text(EXTRA)
+    (folder / "misspelt.py").write_text(MISSPELT)
     rows = [{"prompt": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(600)]
     (folder / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "notes").mkdir()
@@ -104,6 +117,18 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/quickstart.py --init={}/run --workdir={}/new", "--init: no {}/run/ckpt"),
         ("train --config=configs/qa_file.py:file={}/none.jsonl --workdir={}/new", "none.jsonl: no such file"),
         ("train --config=configs/qa_file.py:file={}/q.jsonl --reward=no.such:f --workdir={}/new", "cannot import"),
+        (
+            "train --config={}/misspelt.py:{}/q.jsonl --workdir={}/new",
+            "reward.terms: got ['exact_macth'], which the world",
+        ),
+        (
+            "train --config=configs/qa_file.py:file={}/q.jsonl --config.eval.n=61 --workdir={}/new",
+            "'validation' of the",
+        ),
+        (
+            "train --workdir={}",
+            "no run there (no config.json); want one of the runs in it: cut, pickled, run; or start",
+        ),
         ("train --config=configs/quickstart.py --workdir={}/notes", "holds 'thesis.txt' but no config.json"),
         ("train --config=configs/quickstart.py --workdir={}/run", "holds a run of another config"),
         ("train --reward=m:f --workdir={}/run", "--reward: a run in --workdir has its own"),

@@ -50,3 +50,5 @@ def test_the_world_says_how_an_episode_ended():
     }
     assert [got[name]["success"] for name in policies] == [0, 1, 0, 0]
     assert [got[name]["turns"] for name in policies] == [2, 2, 2, 1]
+    families = [own for name in policies for own in got[name]["families"].values()]
+    assert [own["turns"] for own in families] == [2, 2, 2, 1]

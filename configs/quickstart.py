@@ -7,11 +7,12 @@ Expect: held-out sampled success .30 ± .06 → .76 ± .04 (3 seeds, 256 tasks, 
         same minutes .36 ± .05. See README.md, "Results", and LOG.md.
 """
 
+from configs.arg import parse_arg
 from configs.defaults import defaults
 
 
 def get_config(arg: str = ""):
-    del arg
+    parse_arg(arg)  # it takes none: a word there is an error
     c = defaults()
     c.name = "quickstart"
     # Copying must emerge first: shifted keys and the mimetic initialisation bring it early (no Hugging Face family has

@@ -5,6 +5,7 @@ tensorflow_datasets and pyarrow are imported where they are used: importing this
 
 import hashlib
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 from envs.base import Message, Task
 from envs.dataset import DatasetError, Decoded, as_text
+
+ROLES = ("system", "user", "assistant", "tool")
 
 
 def tasks_from_tfds(
@@ -93,14 +96,19 @@ def _walk(record: Any, key: str, place: str) -> Any:
 def _foreign_task(
     task_id: str, family: str, split: str, prompt: Any, answers: Any, row: Mapping[str, Any], place: str
 ) -> Task:
-    answers = _listed(answers)
+    answers = _listed(answers, place)
     if isinstance(prompt, list):
-        if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt):
-            raise DatasetError(f"{place}: got a prompt {prompt!r:.80}, wanted a text or a list of {{role, content}}")
-        messages = tuple(Message(str(turn["role"]), str(turn["content"])) for turn in prompt)
+        if not all(isinstance(turn, dict) and _is_message(turn) for turn in prompt):
+            raise DatasetError(
+                f"{place}: got a prompt {prompt!r:.80}, wanted a text or a list of {{role, content}}, the role one of "
+                f"{', '.join(ROLES)} and the content a text"
+            )
+        messages = tuple(Message(turn["role"], turn["content"]) for turn in prompt)
+    elif isinstance(prompt, dict):
+        raise DatasetError(f"{place}: got a prompt {prompt!r:.80}, wanted a text or a list of {{role, content}}")
     else:
         messages = (Message("user", as_text(prompt)),)
-    if not messages or prompt is None or not answers or not all(answers):
+    if not messages or prompt is None or not all(a.strip() for a in answers or [""]):
         raise DatasetError(f"{place}: got prompt {prompt!r:.80} with answers {answers}; wanted both; drop the row")
     data: dict[str, Any] = {"answers": answers}
     if row:
@@ -109,12 +117,21 @@ def _foreign_task(
     return Task(task_id, family, split, seed, messages, data)
 
 
-def _listed(answers: Any) -> list[str]:
+def _is_message(turn: dict[str, Any]) -> bool:
+    return turn.get("role") in ROLES and isinstance(turn.get("content"), str)
+
+
+def _listed(answers: Any, place: str) -> list[str]:
     if hasattr(answers, "tolist"):  # NumPy arrays and scalars
         answers = answers.tolist()
     if answers is None:
         return []
-    return [as_text(answer) for answer in (answers if isinstance(answers, list | tuple) else [answers])]
+    listed = answers if isinstance(answers, list | tuple) else [answers]
+    if not all(isinstance(a, str | bytes | int) or (isinstance(a, float) and math.isfinite(a)) for a in listed):
+        raise DatasetError(
+            f"{place}: got answers {answers!r:.80}, wanted texts or numbers, or a list of them; set the key"
+        )
+    return [as_text(answer) for answer in listed]
 
 
 def _jsonl_rows(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -178,9 +178,10 @@ def _read_files(
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
         raise ValueError(f"qa: got shares {dict(shares)}, want shares >= 0 with sum 1")
     dealt: dict[str, list[Task]] = {split: [] for split in shares}
-    for i, task in enumerate(foreign.tasks_from_file(file, question_key, answers_key)):
-        place = int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") / 2**64
-        for split, share in shares.items():  # a row stays in its split when rows are added behind it
+    for task in foreign.tasks_from_file(file, question_key, answers_key):
+        asked = "\0".join(message.content for message in task.prompt)
+        place = int.from_bytes(hashlib.blake2b(asked.encode(), digest_size=8).digest(), "big") / 2**64
+        for split, share in shares.items():  # a question is in one split, however often and wherever the file has it
             place -= share
             if place < 0:
                 dealt[split].append(task)

@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 EXIT_BAD_INPUT = 2
+MOST_SEED = 2**31 - 1  # jax keys and NumPy generators both take it
 EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, after a checkpoint
 
 

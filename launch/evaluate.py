@@ -197,7 +197,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling at rl.temperature")
     flags.DEFINE_bool("newest", False, "The newest checkpoint instead of the best")
     flags.DEFINE_string("out", None, "File to write the JSON to")
-    flags.DEFINE_integer("seed", 0, "Of sampling and of the choice of tasks")
+    flags.DEFINE_integer("seed", 0, "Of sampling and of the choice of tasks", 0, cli.MOST_SEED)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.defaults import defaults
-from launch.cli import ConfigError, ReadTracker, assert_all_read, validating
+from launch.cli import MOST_SEED, ConfigError, ReadTracker, assert_all_read, validating
 from models.config import Lora, ModelConfig
 
 COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
@@ -253,6 +253,8 @@ def _check_sizes(plan: Plan) -> None:
         "eval.every": plan.eval.every,
     }.items():
         _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
+
+    _refuse(plan.seed > MOST_SEED, f"seed: got {plan.seed}, wanted at most {MOST_SEED}")
 
 
 def _check_rates(plan: Plan) -> None:

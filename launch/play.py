@@ -165,7 +165,7 @@ def define_flags() -> None:
     flags.DEFINE_enum("split", "validation", ["train", "validation", "test"], "Split of the task")
     flags.DEFINE_integer("index", 0, "Which task of the split", lower_bound=0)
     flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling")
-    flags.DEFINE_integer("seed", 0, "Of sampling")
+    flags.DEFINE_integer("seed", 0, "Of sampling", 0, cli.MOST_SEED)
 
 
 if __name__ == "__main__":

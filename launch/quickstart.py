@@ -8,6 +8,7 @@ minutes, without RL, and with the checkpoint that is best on validation, as RL h
 first ended.
 """
 
+import hashlib
 import json
 import sys
 import time
@@ -31,7 +32,7 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
         "sampled": Sampling(temperature=plan.rl.temperature),
     }
     path = workdir / "result.json"
-    result = json.loads(path.read_text()) if path.exists() else {"seed": plan.seed, "minutes": {}, "details": {}}
+    result = _begun(path, config)
 
     def demonstrations() -> None:
         demos = build.build_demonstrations(plan, build.build_world(plan))
@@ -99,6 +100,18 @@ def seconds_per_step(metrics: Path) -> float:
     return (last["time/trained_s"] - first["time/trained_s"]) / (last["step"] - first["step"])
 
 
+def _begun(path: Path, config) -> dict:
+    """What D/result.json holds already. Errors (ConfigError): it is unreadable, or of another config."""
+    of = hashlib.sha256(config.to_json(sort_keys=True).encode()).hexdigest()[:16]
+    if not path.exists():
+        return {"seed": config.seed, "config": of, "minutes": {}, "details": {}}
+    with cli.validating():
+        result = json.loads(path.read_text())
+    if result.get("config", of) != of or result["seed"] != config.seed:
+        raise cli.ConfigError(f"{path}: holds results of another config or seed; give another --workdir")
+    return result
+
+
 def _write(path: Path, result: dict) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
@@ -152,7 +165,9 @@ def define_flags() -> None:
     """Only where this file is the program: the mains import one another."""
     cli.define_config("configs/quickstart.py")
     cli.define_workdir("runs/quickstart/seed0")
-    flags.DEFINE_integer("seed", None, "Of everything: demonstrations, weights, sampling (default: the config's)")
+    flags.DEFINE_integer(
+        "seed", None, "Of everything: demonstrations, weights, sampling (default: the config's)", 0, cli.MOST_SEED
+    )
     flags.DEFINE_bool("control", False, "Also train and measure sft_only")
 
 

@@ -68,8 +68,12 @@ def open_workdir(path: str | os.PathLike, config: ml_collections.ConfigDict | di
     """
     path = Path(path)
     check_workdir(path, config)
-    path.mkdir(parents=True, exist_ok=True)
-    with open(path / ".lock", "a+") as lock:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / ".lock", "a+")
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be written ({err}); give another --workdir") from err
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

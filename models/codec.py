@@ -194,6 +194,7 @@ class Codec:
         return ids
 
     def _world(self, text: str) -> list[int]:
+        text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair is no character: it becomes "?"
         ids = self._plain.encode(text, add_special_tokens=False).ids
         forged = self._control.intersection(ids)
         if forged:  # only a model whose own vocabulary holds its control tokens can get here

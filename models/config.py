@@ -125,6 +125,8 @@ class ModelConfig:
             raise ValueError(
                 f"got n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}; want n_kv_heads to divide n_heads"
             )
+        if not self.rope_theta > 0:
+            raise ValueError(f"rope_theta: got {self.rope_theta}, want more than 0")
         if self.head_dim % 2:
             raise ValueError(f"head_dim: got {self.head_dim}, want an even number (RoPE turns pairs of channels)")
         for name, choices in (

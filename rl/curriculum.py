@@ -86,5 +86,5 @@ def fingerprint(tasks: Sequence[Task]) -> str:
     for i in np.unique(np.linspace(0, n - 1, min(n, _PROBES)).round().astype(int)):
         task = tasks[int(i)]
         prompt = [[message.role, message.content] for message in task.prompt]
-        digest.update(json.dumps([task.task_id, task.split, task.seed, prompt]).encode())
+        digest.update(json.dumps([task.task_id, task.split, task.seed, prompt, task.data], default=str).encode())
     return digest.hexdigest()

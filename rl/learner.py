@@ -29,6 +29,7 @@ from rl.losses.recipes import LossFn, Metrics
 from rl.types import Max, Mean, TrajectoryBatch
 
 Params = Any
+MOST_SKIPPED = 5  # refused updates in a row that a run survives
 # The matrices. Norms, biases, the key shift and the embedding (with a tied head, the head as well) are not decayed.
 DECAYED = frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "lm_head"})
 
@@ -207,6 +208,20 @@ def train_step(
     params = lora.combine(trained, frozen)
     state = TrainState(params, opt_state, state.step + good, state.skipped + ~good)
     return state, metrics
+
+
+def skipped_in_a_row(learned: Metrics, before: int) -> int:
+    """How many updates were refused one after another, the one that gave `learned` included. Raises RuntimeError at
+    MOST_SKIPPED: such a run would end as if it had trained.
+    """
+    skipped = before + 1 if learned["optim/skipped"].total else 0
+    if skipped >= MOST_SKIPPED:
+        raise RuntimeError(
+            f"got {skipped} refused updates in a row, want one that can be made: no batch held a token to train (do "
+            "prompts leave room in rollout.max_episode_tokens?), or loss and gradient are not finite (lower the rate); "
+            "the last checkpoint is intact"
+        )
+    return skipped
 
 
 def _accumulate(

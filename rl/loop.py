@@ -19,7 +19,7 @@ import numpy as np
 from envs.base import Task
 from rl import advantages
 from rl.hosts import ALONE, Hosts, total
-from rl.learner import Learner, TrainState
+from rl.learner import Learner, TrainState, skipped_in_a_row
 from rl.metrics.episodes import episode_means
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rollout.pool import Group, Pool
@@ -91,7 +91,7 @@ def train(
     `groups_per_batch` is of all processes together. A failed *episode* is data; whatever a thread, the fault budget or
     the device raises ends the loop, in every process.
     """
-    last = progress.step >= steps
+    last, skipped = progress.step >= steps, 0
     while not last:
         clock = _Clock()
         with hosts.telling():
@@ -130,6 +130,7 @@ def train(
         state, learned = learner.train_step(state, learner.prepare(state, ref, batch))
         learned = jax.device_get(learned)  # D2H, once a step; waits for the update
         progress.step += 1
+        skipped = skipped_in_a_row(learned, skipped)
         clock.mark("learn")
 
         # Publish.

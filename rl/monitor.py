@@ -30,6 +30,7 @@ CONSOLE = {
     "nll": "sft/nll",
     "loss": "loss",
     "grad": "optim/grad_norm",
+    "skipped": "optim/skipped",
     "pad": "batch/pad_frac",
     "tok/s": "time/tokens_per_s",
     "rollout_s": "time/rollout_s",

@@ -9,7 +9,7 @@ import numpy as np
 
 from rl.curriculum import permutation
 from rl.hosts import ALONE, Hosts
-from rl.learner import Learner, TrainState
+from rl.learner import Learner, TrainState, skipped_in_a_row
 from rl.loop import Progress
 from rl.types import TrajectoryBatch
 
@@ -37,7 +37,7 @@ def train(
     The rows of step s are addressed by (seed, s); of several processes each hands in its share of them. Evaluation
     counts into `progress.trained_s`, as it does in RL.
     """
-    last = progress.step >= steps
+    last, skipped = progress.step >= steps, 0
     while not last:
         start = time.monotonic()
         picked = pick_rows(rows, progress.step, rows_per_step, seed)
@@ -45,11 +45,13 @@ def train(
         state, learned = learner.train_step(state, share)
         learned = jax.device_get(learned)  # D2H, once a step; waits for the update
         progress.step += 1
+        skipped = skipped_in_a_row(learned, skipped)
         with hosts.telling():
             record, success = dict(learned), None
             if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):
-                success = evaluate(state)
-                record["eval/sampled"] = success
+                measured = evaluate(state)
+                record["eval/sampled"] = measured
+                success = measured if np.isfinite(measured) else None  # NaN: every world failed
             progress.trained_s += time.monotonic() - start
             log(progress.step, record | {"time/trained_s": progress.trained_s})
         last = any(hosts.exchange(progress.step >= steps or stop()))

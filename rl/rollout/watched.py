@@ -25,8 +25,18 @@ def guarded(name: str, function: Callable, *args) -> Any:
         return function(*args)
     except EnvError:
         raise
-    except Exception as error:
-        raise EnvError(f"{name}: {type(error).__name__}: {error}") from error
+    except (
+        BaseException
+    ) as error:  # in an environment thread SystemExit, or a panic of foreign code, is the world's too
+        raise EnvError(f"{name}: {type(error).__name__}: {said(error)}") from error
+
+
+def said(error: BaseException) -> str:
+    """Its text; a world's error may fail even at that."""
+    try:
+        return str(error)
+    except Exception as err:
+        return f"(no text: {type(err).__name__})"
 
 
 class WatchedEnv:

@@ -14,6 +14,7 @@ its prompt is the template's rendering of the whole conversation, in which no to
 again, empty. What was sampled stays in the row in which it was sampled, so every sampled token is trained once.
 """
 
+import dataclasses
 import itertools
 import math
 import numbers
@@ -28,7 +29,7 @@ import numpy as np
 from envs.base import Env, EnvError, Message, Observation, Step, Task
 from models.codec import Codec, NotPrefix
 from rl.rollout.session import CapacityError
-from rl.rollout.watched import guarded
+from rl.rollout.watched import guarded, said
 from rl.types import ROW_DTYPES, Row, Status, Trajectory, Turn
 
 
@@ -65,7 +66,13 @@ def run_episode(
     def ended(status: Status, **more: Any) -> Trajectory:
         if status not in (Status.DONE, Status.GAVE_UP):
             more["success"] = False
-        return Trajectory(task.task_id, ticket, member, status, record.rows(), {**facts, **more}, {})
+        trajectory = Trajectory(task.task_id, ticket, member, status, record.rows(), {**facts, **more}, {})
+        try:
+            trajectory.to_bytes()
+        except (TypeError, ValueError, OverflowError) as err:  # now: later it would be the program that fails
+            error = f"the world gave facts that are not plain data ({type(err).__name__}: {err}); mend step"
+            return dataclasses.replace(trajectory, status=Status.ENV_ERROR, facts={"success": False, "error": error})
+        return trajectory
 
     try:
         first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
@@ -254,4 +261,4 @@ def _note(err: BaseException) -> str:
         root = root.__cause__
     frames = traceback.extract_tb(root.__traceback__)
     where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    return f"{root!r}{where}"
+    return f"{type(root).__name__}: {said(root)}{where}"

@@ -95,7 +95,18 @@ def test_parquet_equals_jsonl(tmp_path):
         ('{"q": "a", "answer": "b"}\n', r"line 1: no column 'a', found 'q', 'answer'; set the key"),
         ('{"q": "a", "a": []}\n', r"line 1: got prompt 'a' with answers \[\]; wanted both"),
         ('{"q": "a", "a": ""}\n', r"line 1: got prompt 'a' with answers \[''\]"),
+        ('{"q": "a", "a": " "}\n', r"line 1: got prompt 'a' with answers \[' '\]"),
+        ('{"q": "a", "a": {"text": ["1"]}}\n', r"line 1: got answers .*'text'.* wanted texts or numbers"),
+        ('{"q": "a", "a": [null]}\n', r"line 1: got answers \[None\], wanted texts or numbers"),
+        ('{"q": "a", "a": [NaN]}\n', r"line 1: got answers \[nan\], wanted texts or numbers"),
+        ('{"q": "a", "a": [["b"]]}\n', r"line 1: got answers .* wanted texts or numbers"),
+        ('{"q": {"text": "a"}, "a": "b"}\n', r"line 1: got a prompt .* wanted a text or a list"),
         ('{"q": [{"role": "user"}], "a": "b"}\n', r"line 1: got a prompt .* wanted a text or a list"),
+        (
+            '{"q": [{"role": "developer", "content": "c"}], "a": "b"}\n',
+            r"line 1: got a prompt .* the role one of system",
+        ),
+        ('{"q": [{"role": "user", "content": [{"type": "text"}]}], "a": "b"}\n', r"the content a text"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, content, match):

@@ -117,6 +117,14 @@ def test_adding_rows_moves_none(tmp_path):
     assert before <= {task.task_id for task in make_world("qa", file=str(path)).tasks("test")}
 
 
+def test_a_question_is_in_one_split_alone(tmp_path):
+    path = tmp_path / "again.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows(12) * 10)))
+    world = make_world("qa", file=str(path), shares={"train": 0.5, "validation": 0.25, "test": 0.25})
+    asked = [{task.prompt[-1].content for task in world.tasks(split)} for split in ("train", "validation", "test")]
+    assert all(asked) and sum(map(len, asked)) == len(set.union(*asked)) == 12
+
+
 def test_one_file_per_split(jsonl, tmp_path):
     world = make_world("qa", file={"train": jsonl, "validation": jsonl})
     assert len(world.tasks("train")) == len(world.tasks("validation")) == 60

@@ -108,6 +108,12 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
     [
         ("train --config=configs/quickstart.py --config.batch.rowz=3 --workdir={}/new", 'Did you mean "rows"'),
         ("train --config={}/extra.py --workdir={}/new", "nothing reads; remove or rename:\n  mesh.model"),
+        ("train --config=configs/quickstart.py:seed=3 --workdir={}/new", "got unknown name 'seed'"),
+        (
+            "train --config=configs/quickstart.py --config.seed=3000000000 --workdir={}/new",
+            "seed: got 3000000000, wanted",
+        ),
+        ("train --config=configs/quickstart.py --workdir={}/q.jsonl/new", "Not a directory"),
         ("train --config=configs/quickstart.py --config.rl.group_size=1 --workdir={}/new", "teaches nothing"),
         (
             "sft --config=configs/quickstart.py --config.lora.rank=999 --workdir={}/new",
@@ -149,6 +155,14 @@ def test_bad_input_is_one_line_and_touches_nothing(there, command, message):
     main, *args = command.replace("{}", str(there)).split()
     ends_in_one_line(launch(main, *args), message.replace("{}", str(there)))
     assert contents(there) == before
+
+
+def test_results_of_another_seed_are_not_shown_as_this_ones(there, tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"seed": 3, "minutes": {}, "details": {}}))
+    before = contents(tmp_path)
+    out = launch("quickstart", f"--config={there / 'few.py'}:{tmp_path.parent / 'data'}", f"--workdir={tmp_path}")
+    ends_in_one_line(out, "holds results of another config or seed")
+    assert contents(tmp_path) == before
 
 
 def test_a_run_without_a_checkpoint_cannot_be_evaluated(there, tmp_path):

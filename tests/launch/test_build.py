@@ -38,8 +38,8 @@ def test_what_is_right_passes(search, questions):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"eval": {"n": 9}}, "got n=9 tasks, but 'validation' has 8"),
-        ({"eval": {"final_n": 9}}, "got n=9 tasks, but 'test' has 8"),
+        ({"eval": {"n": 9}}, "got n=9 tasks to choose, but split 'validation' of the world 'search' has 8"),
+        ({"eval": {"final_n": 9}}, "got n=9 tasks to choose, but split 'test' of the world 'search' has 8"),
         ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
         ({"tokenizer_path": "nowhere"}, "nowhere"),
         ({"lora": Lora(129, 16.0)}, "lora.rank: got 129, want at most 128, the smaller side of wq"),

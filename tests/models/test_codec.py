@@ -302,3 +302,10 @@ def test_scripted_action_has_the_ids_that_the_tokenizer_gives(codecs):
     texts = ["<think> a b</think> <search>  Peru\n </search>", "<answer></answer>", "x <open> 3 </open> y"]
     for text in [*texts, "", " </answer>"]:
         assert codecs["own"].encode_action(text) == codecs["own"]._full.encode(text, add_special_tokens=False).ids
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(codecs):
+    codec = codecs["own"]
+    end = [codec.end_ids[0]]
+    assert codec.extend(end, "a\ud83d b") == codec.extend(end, "a? b")
+    assert codec.start([Message("user", "\udc00")]) == codec.start([Message("user", "?")])

@@ -13,9 +13,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from models import transformer
 from models.config import ModelConfig
 from models.sharding import make_mesh
-from rl.learner import make_learner, make_optimizer, make_schedule
+from rl.learner import MOST_SKIPPED, make_learner, make_optimizer, make_schedule, skipped_in_a_row
 from rl.losses import recipes
-from rl.types import TrajectoryBatch
+from rl.types import Mean, TrajectoryBatch
 
 CONFIG = ModelConfig(vocab_size=32, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
 
@@ -183,3 +183,13 @@ def test_rows_that_do_not_divide_are_refused():
     machine = sft()
     with pytest.raises(ValueError, match="batch: got 3 rows, want a multiple of micro_rows=2"):
         machine.train_step(machine.init_state(jax.random.key(0)), batch(rows=3))
+
+
+def test_a_run_in_which_no_update_can_be_made_ends():
+    refused, made = ({"optim/skipped": Mean(jnp.float32(x), jnp.float32(1))} for x in (1, 0))
+    count = 0
+    for _ in range(MOST_SKIPPED - 1):
+        count = skipped_in_a_row(refused, count)
+    assert (count, skipped_in_a_row(made, count)) == (MOST_SKIPPED - 1, 0)
+    with pytest.raises(RuntimeError, match=f"got {MOST_SKIPPED} refused updates in a row"):
+        skipped_in_a_row(refused, count)

@@ -157,7 +157,7 @@ class FakeLearner:
 
     @staticmethod
     def train_step(state, batch):
-        return FakeState(), {"loss": Mean(1.0, 1)}
+        return FakeState(), {"loss": Mean(1.0, 1), "optim/skipped": Mean(0.0, 1)}
 
 
 class FakeState:

@@ -223,6 +223,23 @@ def test_garbage_is_an_env_error(garbage):
     assert trajectory.facts["success"] is False
 
 
+@pytest.mark.parametrize("fact", [{1, 2}, 10**400, "\ud83d", object()])
+def test_facts_that_cannot_be_kept_are_an_env_error(fact):
+    trajectory = play(Env(step(done=True, success=True, odd=fact)), Script("a$"))
+    assert trajectory.status is Status.ENV_ERROR and "facts that are not plain data" in trajectory.facts["error"]
+    assert trajectory.to_bytes()
+
+
+def test_what_ends_a_program_ends_the_episode():
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    for error in (SystemExit(3), Odd()):
+        trajectory = play(Env(error), Script("a$"))
+        assert trajectory.status is Status.ENV_ERROR and type(error).__name__ in trajectory.facts["error"]
+
+
 def test_garbage_from_reset_leaves_no_row():
     trajectory = play(Env(first=None), Script())
     assert trajectory.status is Status.ENV_ERROR and trajectory.rows == ()
@@ -233,7 +250,7 @@ def test_error_note_says_what_and_where():
         raise KeyError("index is gone")
 
     note = play(Env(boom), Script("a$")).facts["error"]
-    assert "KeyError('index is gone')" in note and 'raise KeyError("index is gone")' in note
+    assert "KeyError: 'index is gone'" in note and 'raise KeyError("index is gone")' in note
     assert "test_worker.py" in note and "/test_worker.py" not in note
 
 

@@ -230,6 +230,7 @@ def test_ids_are_the_file_s_own(tmp_path):
     assert [tokenizer.convert_tokens_to_ids(token) for token in tokens] == list(range(len(tokens)))
     ids = tokenizer.encode("<|im_start|>What is", add_special_tokens=False)
     assert ids[0] == 1 and tokenizer.decode(ids) == "<|im_start|>What is"
+    assert tokenizer.encode("<|endoftext|>", add_special_tokens=False) == [0]  # a control token without a role
     assert (tokenizer.eos_token, tokenizer.bos_token) == ("<|im_end|>", "<|im_start|>")
 
 

@@ -110,6 +110,12 @@ def story(workdir: Path, last: int = STEPS) -> dict:
     }
 
 
+def evaluated(workdir: Path, last: int = STEPS) -> list:
+    """Sampled and greedy, under one ticket."""
+    played = read_episodes(workdir, folder="episodes_eval", last=last)
+    return sorted((t.ticket, t.task_id, t.status.value, t.rows[0].tokens.tolist()) for t in played)
+
+
 def records(workdir: Path) -> dict[int, dict]:
     return {r["step"]: r for r in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())}
 
@@ -117,6 +123,7 @@ def records(workdir: Path) -> dict[int, dict]:
 def assert_equal_runs(config, cut: Path, whole: Path) -> None:
     assert story(cut) == story(whole) and len(story(whole)) == (STEPS * GROUPS + 1) * SIZE
     assert len(list(read_episodes(cut))) == len(story(cut))
+    assert evaluated(cut) == evaluated(whole) and len(evaluated(whole)) == 2 * 2 * 4
     ours, theirs = records(cut), records(whole)
     assert list(ours) == list(theirs) == list(range(1, STEPS + 1))
     for step, record in theirs.items():
@@ -196,6 +203,7 @@ def test_two_processes_make_the_same_run_and_one_goes_on_from_it(there):
 
     assert checkpoint.steps(workdir / "ckpt")[-1] == 3
     assert story(workdir, 3) == story(folder / "alone", 3)
+    assert evaluated(workdir, 3) == evaluated(folder / "alone", 3)  # each plays half of the tasks
     own = [{t.ticket for t in read_episodes(workdir) if t.ticket % 2 == i} for i in range(2)]
     assert own == [{0, 2, 4, 6, 8, 10, 12}, {1, 3, 5, 7, 9, 11}]  # a refill on one side: ticket 4 for 2
     parts = sorted(path.name for path in (workdir / "episodes").iterdir())

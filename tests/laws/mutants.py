@@ -428,10 +428,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "return msgpack.ExtType(_MEAN, msgpack.packb([value.value, 1], default=plain))",
     ),
     Mutant(
-        "tests/launch/test_processes.py::test_two_processes_make_the_same_run_and_one_goes_on_from_it",
+        "tests/rl/test_loop.py::test_processes_make_the_batches_of_one",
         "rl/loop.py",
         "ticket = self.ticket + (hosts.index - self.ticket) % hosts.count",
-        "ticket = self.ticket + (hosts.index - self.ticket) % hosts.count + 8 * (self.ticket == 13)",
+        "ticket = self.ticket",
+    ),
+    Mutant(
+        "tests/launch/test_processes.py::test_two_processes_make_the_same_run_and_one_goes_on_from_it",
+        "launch/build.py",
+        '"first_ticket": EVAL_TICKETS + hosts.index',
+        '"first_ticket": EVAL_TICKETS',
     ),
     # -- tokens: trained ids == prompt + sampled + world ids, in order, and the mask counts the sampled ones
     Mutant(

@@ -43,7 +43,7 @@ $(STAMP): setup.py constraints.txt
 
 $(PARITY_STAMP): setup.py constraints.txt
 	$(PYTHON) -m venv $(PARITY)
-	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(PARITY)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
 	  --editable '.[test,parity]'
 	@touch $@
 

@@ -191,11 +191,13 @@ def _rematerialised(body: Callable, config: ModelConfig) -> Callable:
     if config.remat == "none":
         return body
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
-    return jax.checkpoint(body, policy=policy, prevent_cse=False)
+    return jax.checkpoint(body, policy=policy, prevent_cse=False)  # `_unroll` keeps it in a loop
 
 
 def _unroll(config: ModelConfig) -> int:
-    return config.n_layers if config.n_layers <= UNROLLED_LAYERS else 1
+    """How many layers a step of the scan runs. Rematerialised layers stay in a loop: unrolled, the compiler merges the
+    second forward pass with the first, and nothing is saved."""
+    return config.n_layers if config.n_layers <= UNROLLED_LAYERS and config.remat == "none" else 1
 
 
 def _attend(

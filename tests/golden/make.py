@@ -39,7 +39,7 @@ def draw(name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]
 
 
 def build(name: str, family: Family, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, np.ndarray]]:
-    """The transformers model of a family on the CPU, and the weights that are drawn for it (it rounds them to `dtype`)."""
+    """The transformers model of a family on the CPU, and the weights drawn for it (which it rounds to `dtype`)."""
     config = AutoConfig.for_model(family.model_type, **family.theirs)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
     parameters = dict(model.named_parameters())  # a tied head is not listed twice

@@ -79,28 +79,26 @@ def loss_and_grad(config: ModelConfig, params: dict, tokens: np.ndarray):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-@pytest.mark.parametrize("layers", [1, 5], ids=["unrolled", "scanned"])
-def test_a_decoder_with_mixed_windows_is_the_same_by_splash(layers):
-    specs = tuple(LayerSpec(window) for window in (4, None, 4, None, 2)[:layers])
-    config = dataclasses.replace(TINY, n_layers=layers, layers=specs, attention="xla", remat="full")
+def test_a_decoder_with_mixed_windows_is_the_same_by_splash():
+    """Scanned layers: the window is a number among the scanned ones, this kernel has one branch for each."""
+    specs = tuple(LayerSpec(window) for window in (4, None, 4, None, 2))
+    config = dataclasses.replace(TINY, n_layers=5, layers=specs, remat="full")
     params = transformer.init(config, jax.random.key(0))
     tokens = np.random.default_rng(0).integers(0, 40, (1, TOTAL))
     want = loss_and_grad(config, params, tokens)
     got = loss_and_grad(dataclasses.replace(config, attention="splash"), params, tokens)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
-    full = loss_and_grad(dataclasses.replace(config, layers=()), params, tokens)
-    assert abs(float(full[0] - want[0])) > 1e-2  # the windows matter
 
 
-@pytest.mark.parametrize("length", [200, 640])
-def test_splash_over_several_blocks_equals_plain_xla(length):
+@pytest.mark.parametrize("window", [None, 65])
+def test_splash_over_several_blocks_equals_plain_xla(window):
+    length = 300  # padded to three blocks
     keys = jax.random.split(jax.random.key(5), 3)
     q, k, v = (jax.random.normal(key, (1, length, heads, 8)) for key, heads in zip(keys, (2, 1, 1), strict=True))
     segment = np.repeat([1, 2, 3], [length - 140, 130, 10])[None]
-    for window in (None, 65):
-        got = jax.jit(partial(attend, window=window, kernel="splash"))(q, k, v, segment)
-        want = jax.jit(partial(attend, window=window))(q, k, v, segment)
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    got = jax.jit(partial(attend, window=window, kernel="splash"))(q, k, v, segment)
+    want = jax.jit(partial(attend, window=window))(q, k, v, segment)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def chosen(attention: str, platform: str, dtype: str = "bfloat16", head_dim: int = 64, devices: int = 1) -> str:

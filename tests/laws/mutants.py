@@ -219,13 +219,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(
-        "tests/models/test_lora.py::test_merged_equals_unmerged_over_packed_rows[plain]",
+        "tests/models/test_lora.py::test_merged_equals_unmerged_over_packed_rows[unrolled]",
         "models/lora.py",
         "return w + leaves[name + _SCALE].reshape(-1, *[1] * (w.ndim - 1)) * ab.reshape(w.shape)",
         "return w + ab.reshape(w.shape)",
     ),
     Mutant(
-        "tests/models/test_lora.py::test_merged_equals_unmerged_over_the_cache[plain]",
+        "tests/models/test_lora.py::test_merged_equals_unmerged_over_the_cache[unrolled]",
         "models/transformer.py",
         "return y + delta(p, name, x) if has_adapter(p, name) else y",
         'return y + delta(p, name, x) if has_adapter(p, name) and name != "down" else y',

@@ -20,7 +20,6 @@ from models import lora, transformer
 from models.config import LORA_TARGETS, Lora, ModelConfig
 from models.sampling import Sampling
 from models.sharding import make_mesh
-from rl import checkpoint
 from rl.learner import make_learner, make_optimizer
 from rl.losses import recipes
 from rl.rollout.engine import request_key
@@ -111,7 +110,8 @@ def test_the_base_is_frozen_and_has_no_optimizer_state():
 
 def test_no_buffer_is_a_gradient_of_the_base():
     """By the compiled program's own account, of a model whose matrices are most of what there is."""
-    config = ModelConfig(vocab_size=32, d_model=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=512)
+    shape = {"vocab_size": 32, "d_model": 128, "n_layers": 8, "n_heads": 4, "n_kv_heads": 4, "head_dim": 32}
+    config = ModelConfig(**shape, d_ff=512, remat="full")  # else the backward pass keeps reshaped matrices
     tx = make_optimizer(learning_rate=1e-2)
     machine = make_learner(config, recipes.sft(), tx, make_mesh(), micro_rows=1, chunk=8, adapters=LORA)
     state = jax.eval_shape(machine.init_state, jax.random.key(0))
@@ -130,7 +130,7 @@ def test_the_reference_is_the_base():
     base = lora.base(adapted())
     want = plain.prepare(plain.init_state(base), base, batch)
     real = batch.segment > 0
-    assert_allclose(np.asarray(got.ref_logp)[real], np.asarray(want.ref_logp)[real], atol=1e-6)
+    assert_allclose(np.asarray(got.ref_logp)[real], np.asarray(want.ref_logp)[real], atol=1e-5)
     with pytest.raises(ValueError, match="got a reference, want None"):
         machine.prepare(machine.init_state(adapted()), base, batch)
     with pytest.raises(ValueError, match="ref_is_base: got no adapters"):
@@ -186,7 +186,7 @@ def test_merged_and_unmerged_are_served_alike():
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """A warm start with adapters of rank 2, RL with ones of rank 3 and a KL term, and the same stopped on the way."""
+    """A warm start with adapters of rank 2; RL with ones of rank 3 and a KL term, stopped on the way and resumed."""
     root = tmp_path_factory.mktemp("lora")
     warm, config = test_resume.tiny(root / "data"), test_resume.tiny(root / "data")
     with warm.unlocked(), config.unlocked():
@@ -197,41 +197,36 @@ def stages(tmp_path_factory):
     plan = make_plan(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "build_terms", lambda plan: [test_resume.TERM])
-        runs.check_start(plan, root / "whole", root / "sft")
-        with open_workdir(root / "whole", config) as workdir:
-            train.run(plan, workdir, root / "sft")
-        with open_workdir(root / "cut", config) as workdir:
+        runs.check_start(plan, root / "rl", root / "sft")
+        with open_workdir(root / "rl", config) as workdir:
             train.run(plan, workdir, root / "sft", stop_at_step=1)
-        with open_workdir(root / "cut", config) as workdir:  # the folder alone: no init
+        with open_workdir(root / "rl", config) as workdir:  # the folder alone: no init
             train.run(plan, workdir, None)
     return root, make_plan(warm), plan
 
 
 def test_a_stage_starts_from_the_merged_one_before_it_and_resumes_alone(stages):
     root, warm, plan = stages
-    codec = policy.load_codec(root / "whole")
-    model = policy.build_model(plan, codec.vocab_size, root / "whole" / "tokenizer")
+    codec = policy.load_codec(root / "rl")
+    model = policy.build_model(plan, codec.vocab_size, root / "rl" / "tokenizer")
     trained = runs.load_params(root / "sft" / "ckpt", build.build_rl_learner(warm, model))
     assert np.any(trained["blocks"]["attention"]["wv_lora_b"])
-    base = leaves(lora.merge(trained))
-    whole, cut = (test_resume.params_of(plan, root / name) for name in ("whole", "cut"))
-    jax.tree.map(assert_array_equal, whole, cut)
-    assert leaves(lora.base(whole.params)).keys() == base.keys()
-    for name, x in leaves(lora.base(whole.params)).items():
-        assert_allclose(x, base[name], atol=1e-6, err_msg=name)
-    kept = runs.load_params(root / "whole" / "init", build.build_rl_learner(plan, model))
-    jax.tree.map(assert_array_equal, lora.base(whole.params), lora.base(jax.device_get(kept)))
+    merged = leaves(lora.merge(trained))
+    end = test_resume.params_of(plan, root / "rl").params
+    base = leaves(lora.base(end))
+    assert base.keys() == merged.keys()
+    for name, x in base.items():
+        assert_allclose(x, merged[name], atol=1e-6, err_msg=name)
+    kept = jax.device_get(runs.load_params(root / "rl" / "init", build.build_rl_learner(plan, model)))
+    jax.tree.map(assert_array_equal, lora.base(end), lora.base(kept))
     assert not any(np.any(x) for path, x in jax.tree_util.tree_leaves_with_path(kept) if is_b(path))
-    assert all(np.any(x) for path, x in jax.tree_util.tree_leaves_with_path(whole.params) if is_b(path))
-    for folder in ("whole", "cut"):
-        first, second = test_resume.records(root / folder)
-        assert max(r["policy/engine_gap_max"] for r in (first, second)) <= 1e-4
-        assert first["policy/ref_kl"] < 1e-9 < second["policy/ref_kl"]  # the reference is where RL began
+    assert all(np.any(x) for path, x in jax.tree_util.tree_leaves_with_path(end) if is_b(path))
+    first, second = test_resume.records(root / "rl")
+    assert max(r["policy/engine_gap_max"] for r in (first, second)) <= 1e-4
+    assert first["policy/ref_kl"] < 1e-9 < second["policy/ref_kl"]  # the reference is where RL began
 
 
 def test_a_run_of_adapters_is_evaluated(stages):
     root, _, plan = stages
     sampling = {"greedy": Sampling(greedy=True)}
-    assert evaluate.of_run(plan, root / "whole", split="validation", n=4, samplings=sampling)["greedy"]["n"] == 4
-    saved = checkpoint.steps(root / "whole" / "ckpt")
-    assert saved[-1] == 2
+    assert evaluate.of_run(plan, root / "rl", split="validation", n=4, samplings=sampling)["greedy"]["n"] == 4

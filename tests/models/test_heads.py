@@ -111,10 +111,10 @@ def test_the_caller_decides_whether_the_trunk_learns(cut):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_language_model_has_a_yes_and_a_no(tied):
-    config = ModelConfig(**{**CONFIG.__dict__, "tie_embeddings": tied})
-    params = transformer.init(config, jax.random.key(0))
+    table = jax.random.normal(jax.random.key(0), (40, 16))
+    params = {"embed": table} if tied else {"embed": 0 * table, "lm_head": table.T}
     hidden = jax.random.normal(jax.random.key(1), (1, 3, 16))
-    logits = transformer.unembed(params, config, hidden)
+    logits = transformer.head_logits(params, hidden)
     logit, _ = heads.orm(heads.answers_of_tokens(params, 7, 9), hidden, jnp.ones((1, 3), int))
     assert_allclose(logit[0, 2], logits[0, 2, 7] - logits[0, 2, 9], rtol=1e-5)
 
@@ -127,9 +127,11 @@ def test_a_fresh_value_is_nothing_and_every_axis_has_a_name():
     }
     assert not np.any(heads.value(made["value_head"], jnp.ones((2, 4, 16)), jnp.ones((2, 4), int)))
     assert heads.AXES.keys() == made.keys() == set(lora.HEADS)
-    placed = shardings(made, heads.AXES, make_mesh(1, 2, 2))
-    jax.tree.map(lambda x, place: jax.device_put(x, place), made, placed)
+    jax.device_put(made, shardings(made, heads.AXES, make_mesh(1, 2, 2)))
     # heads are new: with adapters they are trained, the trunk is not
-    params = lora.add(transformer.init(CONFIG, jax.random.key(0)), CONFIG, Lora(2, 4.0), jax.random.key(0)) | made
+    adapted = jax.eval_shape(
+        lambda key: lora.add(transformer.init(CONFIG, key), CONFIG, Lora(2, 4.0), key), jax.random.key(0)
+    )
+    params = adapted | made
     trained, frozen = lora.partition(params)
     assert trained.keys() == {"blocks", *made} and frozen.keys() == {"blocks", "embed", "final_norm"}

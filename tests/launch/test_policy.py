@@ -21,6 +21,7 @@ from models import hf, lora, transformer
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.tokenizer import train_tokenizer
+from rl.rewards.compose import RewardTerm
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -144,7 +145,10 @@ def test_the_warm_start_begins_with_their_weights(root, warm):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path):
+def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path, monkeypatch):
+    # It never succeeds, and equal rewards would teach it nothing.
+    term = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
+    monkeypatch.setattr(build, "build_terms", lambda plan: [term])
     shutil.copytree(root / "theirs", tmp_path / "theirs")
     config = config_of(root, **{"model/path": str(tmp_path / "theirs")})
     plan, theirs = make_plan(config), hf.load(root / "theirs")[0]
@@ -165,7 +169,7 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path)
     trained = runs.load_params(tmp_path / "rl" / "ckpt", learner, best=False)
     assert lora.adapted(trained) and n == sum(x.size for x in jax.tree.leaves(theirs))
     params, model = hf.load(tmp_path / "out")
-    assert model == THEIRS and same(params, lora.merge(trained))
+    assert model == THEIRS and same(params, lora.merge(trained)) and not same(params, theirs)
     assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "llama"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)) == 400
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]

@@ -279,7 +279,7 @@ def test_missing_and_left_over_tensors_are_named(tmp_path):
 def test_a_truncated_shard_names_the_tensor(folder):
     name = "model.layers.1.mlp.down_proj.weight"
     file = shard_with(folder, name)
-    whole = file.read_sizes()
+    whole = file.read_bytes()
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
     ends = {key: value["data_offsets"][1] for key, value in header.items() if key != "__metadata__"}
     last = max(ends, key=ends.get)

@@ -171,8 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_parameters_are_born_sharded",
         "rl/learner.py",
-        "lambda key: fresh(transformer.init(config, key)), out_shardings=state_shardings)",
-        "lambda key: fresh(transformer.init(config, key)), out_shardings=everywhere)",
+        "lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)",
+        "lambda key: fresh(_init(config, adapters, key)))",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_a_batch_is_dealt_without_moving_a_row",

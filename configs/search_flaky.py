@@ -4,7 +4,9 @@ A failure is an *observation* that the policy reads and must learn to live with,
 `episode/recovery_frac`: searches that found something right after one that did not, per failed call.
 
 Run:    python -m launch.quickstart --config=configs/search_flaky.py:rate=0.2 --workdir=runs/search_flaky/seed0
-Cost and result: not run yet; expect the minutes of configs/quickstart.py.
+Cost:   8 minutes on two CPU cores.
+Expect: held-out sampled success .19 → .64; of the calls that failed or found nothing .04 → .69 followed by a search
+        that found something (1 seed, 256 tasks, commit 8645895). See LOG.md.
 """
 
 from configs import quickstart

@@ -50,7 +50,6 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
     codec = policy.check_model(plan)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
-    choose_tasks(world, "train", 1, plan.seed)
     if held_out:
         choose_tasks(world, "test", plan.eval.final_n, plan.seed)
     if demonstrations and world.demonstrate is None:
@@ -62,7 +61,8 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> N
 
 
 def check_facts(plan: Plan, world: World) -> None:
-    """That the world reports every fact that the reward names, by one episode of its no-op, where it has one.
+    """That there is a training task, and that the world reports every fact that the reward names, by one episode of its
+    no-op, where it has one.
 
     A misspelt term would be found after the warm start, or, where every episode meets a limit, never: it would be 0.
     """

@@ -35,19 +35,16 @@ def of_run(
 
     The episodes are kept in `workdir`/episodes_{split}, one file for each of `samplings`; another call replaces them.
     """
-    from launch import build, policy, runs
+    from launch import build, runs
     from rl.episodes import EpisodeLog
     from rl.types import Trajectory
 
     plan = on_one_device(plan)
     with cli.validating():
         world = build.build_world(plan)
-        codec = policy.load_codec(workdir)
-        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         tasks = choose_tasks(world, split, n, seed)
+        codec, model, params = runs.open_policy(plan, workdir, best=best)
     build.use_compilation_cache()
-    with cli.validating():  # what a checkpoint holds, and that it is whole
-        params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
     with (
         build.serving(plan, model, params, 0, world, codec) as (_, pool),
         EpisodeLog(workdir, folder=f"episodes_{split}") as log,
@@ -65,14 +62,13 @@ def of_run(
 
 def of_model(plan: Plan, *, split: str, n: int, sampling: Any, samples: int = 1, seed: int = 0) -> dict[str, Any]:
     """The summary of model.path as it is, before any training; its episodes are not kept."""
-    from launch import build, policy
+    from launch import build, runs
 
     plan = on_one_device(plan)
     with cli.validating():
         world = build.build_world(plan)
         tasks = choose_tasks(world, split, n, seed)
-        codec, model = policy.describe(plan)
-        params = policy.load_weights(plan)
+        codec, model, params = runs.open_policy(plan, None)
     build.use_compilation_cache()
     with build.serving(plan, model, params, 0, world, codec) as (_, pool):
         return build.play_all(pool, tasks, samples=samples, sampling=sampling, seed=seed)

@@ -10,7 +10,6 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -31,26 +30,15 @@ def show(task, turns, facts) -> None:
     print("  ".join(f"{name}={value}" for name, value in facts.items()), f" answers={task.data.get('answers')}")
 
 
-def open_policy(plan: Plan, workdir: Path | None) -> tuple[Any, Any, Any]:
-    """Codec, model and parameters of a run's best checkpoint, or, without a run, of the plan's model.path."""
-    from launch import build, policy, runs
-
-    with cli.validating():
-        if workdir is None:
-            return *policy.describe(plan), policy.load_weights(plan)
-        codec = policy.load_codec(workdir)
-        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
-        return codec, model, runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=True)
-
-
 def ask(plan: Plan, workdir: Path | None, question: str, max_tokens: int, greedy: bool, seed: int) -> None:
     """The answer on stdout; what it cost on stderr."""
-    from launch import build
+    from launch import build, runs
     from models.sampling import Sampling
     from rl.rollout.keys import request_key
 
     began = time.monotonic()
-    codec, model, params = open_policy(plan, workdir)
+    with cli.validating():
+        codec, model, params = runs.open_policy(plan, workdir)
     loaded = time.monotonic()
     build.use_compilation_cache()
     ids = codec.start([Message("user", question)])
@@ -79,13 +67,13 @@ def ask(plan: Plan, workdir: Path | None, question: str, max_tokens: int, greedy
 
 def of_model(plan: Plan, workdir: Path | None, split: str, index: int, greedy: bool, seed: int) -> None:
     """One episode of a run, or, without a run, of the plan's model.path."""
-    from launch import build
+    from launch import build, runs
     from models.sampling import Sampling
 
     with cli.validating():
         world = build.build_world(plan)
         task = task_at(world, split, index)
-    codec, model, params = open_policy(plan, workdir)
+        codec, model, params = runs.open_policy(plan, workdir)
     build.use_compilation_cache()
     with build.serving(plan, model, params, 0, world, codec) as (_, pool):
         sampling = Sampling(temperature=plan.rl.temperature, greedy=greedy)

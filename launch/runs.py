@@ -94,6 +94,18 @@ def starting_params(
     return params
 
 
+def open_policy(plan: Plan, workdir: Path | None, *, best: bool = True) -> tuple[Codec, ModelConfig, Any]:
+    """Codec, model and parameters of a run's best (or newest) checkpoint; without a run, of the plan's model.path.
+
+    Errors (ValueError, OSError): no policy there, or one that is not whole.
+    """
+    if workdir is None:
+        return *policy.describe(plan), policy.load_weights(plan)
+    codec = policy.load_codec(workdir)
+    model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
+    return codec, model, load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
+
+
 def load_init(plan: Plan, model: ModelConfig, init: Path, hosts: Hosts = ALONE) -> Any:
     """The best parameters of the run in `init`, with the adapters that *its* config says they have."""
     section = config_of(init).get("lora", {"rank": 0})  # absent: written before there were adapters

@@ -34,8 +34,8 @@ def add(params: Params, config: ModelConfig, lora: Lora, key: PRNGKeyArray) -> P
     """`params` with fresh adapters: A ~ N(0, 1/fan-in), B = 0, both f32. The other leaves are the same arrays.
 
     A's numbers depend on the key and on the matrix's name, not on which others are adapted; the key may be the one that
-    `params` were drawn from. Errors (ValueError): a
-    rank over a matrix's smaller side, parameters of another config, a matrix that has an adapter already.
+    `params` were drawn from. Errors (ValueError): a rank over a matrix's smaller side, parameters of another config, a
+    matrix that has an adapter already.
     """
     check(config, lora)
     key = jax.random.fold_in(key, _APART)

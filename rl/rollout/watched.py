@@ -25,9 +25,8 @@ def guarded(name: str, function: Callable, *args) -> Any:
         return function(*args)
     except EnvError:
         raise
-    except (
-        BaseException
-    ) as error:  # in an environment thread SystemExit, or a panic of foreign code, is the world's too
+    # in an environment thread SystemExit, or a panic of foreign code, is the world's too
+    except BaseException as error:
         raise EnvError(f"{name}: {type(error).__name__}: {said(error)}") from error
 
 

@@ -41,6 +41,10 @@ def test_what_is_right_passes(search, questions):
         ({"eval": {"n": 9}}, "got n=9 tasks to choose, but split 'validation' of the world 'search' has 8"),
         ({"eval": {"final_n": 9}}, "got n=9 tasks to choose, but split 'test' of the world 'search' has 8"),
         ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
+        (
+            {"reward_terms": {"success": 1.0, "exact_macth": 0.1}, "reward_reach": {"exact_macth": 1.0}},
+            r"reward.terms: got \['exact_macth'\], which the world 'search' does not report",
+        ),
         ({"tokenizer_path": "nowhere"}, "nowhere"),
         ({"lora": Lora(129, 16.0)}, "lora.rank: got 129, want at most 128, the smaller side of wq"),
     ],

@@ -832,6 +832,49 @@ MUTANTS: tuple[Mutant, ...] = (
         'policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None',
         "policy = None",
     ),
+    # -- what an attack found: nothing is in two splits, nothing unkeepable reaches the loop, no run trains nothing
+    Mutant(
+        "tests/envs/test_qa.py::test_a_question_is_in_one_split_alone",
+        "envs/qa.py",
+        'asked = "\\0".join(message.content for message in task.prompt)',
+        "asked = task.task_id",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_facts_that_cannot_be_kept_are_an_env_error",
+        "rl/rollout/worker.py",
+        "trajectory.to_bytes()",
+        "pass",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_what_ends_a_program_ends_the_episode",
+        "rl/rollout/watched.py",
+        "except BaseException as error:",
+        "except Exception as error:",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_half_a_surrogate_pair_is_a_question_mark",
+        "models/codec.py",
+        'text = text.encode("utf-8", "replace").decode()',
+        "text = text",
+    ),
+    Mutant(
+        "tests/rl/test_learner.py::test_a_run_in_which_no_update_can_be_made_ends",
+        "rl/learner.py",
+        "if skipped >= MOST_SKIPPED:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_curriculum.py::test_fingerprint_sees_a_changed_a_cut_and_a_reordered_set",
+        "rl/curriculum.py",
+        "task.seed, prompt, task.data]",
+        "task.seed, prompt]",
+    ),
+    Mutant(
+        "tests/launch/test_build.py::test_what_is_wrong_is_named",
+        "launch/build.py",
+        "check_facts(plan, world)\n    if codec",
+        "if codec",
+    ),
 )
 
 

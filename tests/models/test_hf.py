@@ -259,7 +259,7 @@ def shard_with(folder, name):
 
 
 def refused(folder, message, kind=ValueError):
-    """Both ways in say it, and neither reads a weight first."""
+    """Both ways in say it."""
     for read in (hf.load, hf.check):
         with pytest.raises(kind, match=message):
             read(folder)

@@ -42,8 +42,8 @@ def of_run(
     plan = on_one_device(plan)
     with cli.validating():
         world = build.build_world(plan)
-        tasks = choose_tasks(world, split, n, seed)
         codec, model, params = runs.open_policy(plan, workdir, best=best)
+        tasks = choose_tasks(world, split, n, seed)
     build.use_compilation_cache()
     with (
         build.serving(plan, model, params, 0, world, codec) as (_, pool),

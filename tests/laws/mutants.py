@@ -358,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/laws/test_resume.py::test_stopped_after_k_steps_and_resumed_equals_uninterrupted[1]",
         "launch/train.py",
         "build.serving(plan, model, state.params,",
-        "build.serving(plan, model, ref or state.params,",
+        "build.serving(plan, model, runs.starting_params(plan, model, workdir, None, learner, key),",
     ),
     Mutant(
         "tests/rl/test_loop.py::test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion",

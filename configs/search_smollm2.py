@@ -37,14 +37,14 @@ def get_config(arg: str = ""):
     # The model knows the real names: half of the training tasks are asked under invented ones, so that it must read.
     c.world.options.renamed_frac = 0.5
 
-    c.rollout.threads = 16
+    c.rollout.threads = 32
     c.rollout.max_turn_tokens = 80
     c.rollout.max_episode_tokens = 768
-    c.engine.lanes = 16
-    c.engine.residents = 16
+    c.engine.lanes = 32
+    c.engine.residents = 32
     c.engine.capacity = 768
     c.engine.contexts = (256, 512, 768)
-    c.engine.prefill_rows = 4
+    c.engine.prefill_rows = 8
     c.engine.prefill_chunk = 128
 
     c.demos.n = 1000
@@ -57,15 +57,15 @@ def get_config(arg: str = ""):
     c.sft.save_every = 20
 
     c.batch.length = 768
-    c.batch.rows = 16
+    c.batch.rows = 32
     c.batch.micro_rows = 1
     c.batch.logp_chunk = 256
     c.rl.steps = 40 if given.lora else 20
     c.rl.groups_per_batch = 4
-    c.rl.group_size = 4
+    c.rl.group_size = 8
     c.rl.learning_rate = 2e-4 if given.lora else 1e-5
     c.rl.save_every = 5
     c.eval.every = 10
-    c.eval.n = 32
+    c.eval.n = 64
     c.eval.final_n = 128
     return c

@@ -98,7 +98,8 @@ def main() -> None:
                 note = f"; there the first two logits are {exact[-1] - exact[-2]:.2e} apart"
             at = slice(len(ids) - 1, -1)  # after each id of transformers' text: would ours have chosen the next one?
             forced = our_logits(params, computed, ids + b)[at].argmax(-1) == np.array(b)
-            print(f"{dtype}: {same} of {len(b)} tokens equal, {forced.sum()} in transformers' own text{note}: {prompt!r}")
+            own = f"{forced.sum()} in transformers' own text"
+            print(f"{dtype}: {same} of {len(b)} tokens equal, {own}{note}: {prompt!r}", flush=True)
     for prompt, ids, turn in zip(PROMPTS, prompts, turns["float32"], strict=True):
         exact = their_logits(read["float64"], ids + turn)
         a, b = our_logits(params, config, ids + turn), their_logits(read["float32"], ids + turn)

@@ -48,7 +48,7 @@ def get_config(arg: str = ""):
     c.engine.prefill_chunk = 128
 
     c.demos.n = 1000
-    c.sft.steps = 60
+    c.sft.steps = 60 if given.lora else 30
     c.sft.rows = 4
     c.sft.length = 768
     c.sft.micro_rows = 1
@@ -61,11 +61,11 @@ def get_config(arg: str = ""):
     c.batch.micro_rows = 1
     c.batch.logp_chunk = 256
     c.rl.steps = 40 if given.lora else 20
-    c.rl.groups_per_batch = 4
+    c.rl.groups_per_batch = 4 if given.lora else 2
     c.rl.group_size = 8
-    c.rl.learning_rate = 2e-4 if given.lora else 1e-5
+    c.rl.learning_rate = 2e-4 if given.lora else 2e-5
     c.rl.save_every = 5
-    c.eval.every = 10
+    c.eval.every = 10 if given.lora else 20
     c.eval.n = 64
-    c.eval.final_n = 128
+    c.eval.final_n = 128 if given.lora else 100
     return c

@@ -309,6 +309,8 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
         prefill_rows=e.prefill_rows,
         prefill_chunk=e.prefill_chunk,
         contexts=e.contexts,
+        sessions=max(e.residents, plan.rollout.threads),  # every thread may hold one; beyond the residents they share
+        kv_on_update=e.kv_on_update,
     )
 
 

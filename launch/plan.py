@@ -24,6 +24,7 @@ class EnginePlan:
     prefill_rows: int
     prefill_chunk: int
     contexts: tuple[int, ...]
+    kv_on_update: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,6 +322,10 @@ def _check_engine(plan: Plan) -> None:
         e.lanes > e.residents,
         f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: "
         "lower lanes or raise residents",
+    )
+    _refuse(
+        e.kv_on_update not in ("recompute", "keep"),
+        f"engine.kv_on_update={e.kv_on_update!r}: wanted 'recompute' or 'keep'",
     )
     rising = all(a < b for a, b in zip((0, *e.contexts), e.contexts, strict=False))
     _refuse(

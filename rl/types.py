@@ -81,7 +81,8 @@ class Row:
 class Turn:
     """What the engine sampled in one turn: learner version `version[i]` sampled `ids[i]` with `logp[i]` nats.
 
-    `reason` is "stop" (a stop string), "end" (the end-of-turn token), "length" (a budget or a full cache) or "closed".
+    `reason` is "stop" (an end-of-turn token or a stop string), "length" (a budget or a full cache), "time" (a deadline)
+    or "cancelled".
     """
 
     ids: list[int]

@@ -3,6 +3,7 @@ explicitly.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -75,9 +76,11 @@ class Device:
         )
         return tuple(jax.device_get(out))  # D2H, once a round
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy one row's KV onto another; DONATES the cache."""
-        self._cache = _copy(self._cache, *jax.device_put((np.int32(source), np.array([target], np.int32))))
+    def copy(self, source: int | None, targets: Sequence[int], *, width: int, context: int) -> None:
+        """Copy the first `context` columns of one row onto at most `width` others; DONATES the cache."""
+        rows = np.full(width, self._cache.rows, np.int32)  # beyond the last row: nothing is written
+        rows[: len(targets)] = targets
+        self._cache = _copy(self._cache, *jax.device_put((np.int32(source or 0), rows)), context=context)
 
     def free(self) -> None:
         """Let go of the cache; nothing can run any more."""
@@ -107,6 +110,6 @@ def _decode(params, config, cache, lanes, end_ids, *, context, n, truncated):
     )  # fmt: skip
 
 
-@partial(jax.jit, donate_argnames="cache")
-def _copy(cache, source, targets):
-    return kv_cache.copy_row(cache, source, targets)
+@partial(jax.jit, static_argnames="context", donate_argnames="cache")
+def _copy(cache, source, targets, *, context):
+    return kv_cache.copy_row(cache, source, targets, context=context)

@@ -88,7 +88,7 @@ def run_episode(
                 return ended(Status.TOKEN_LIMIT)
             record.given(new_ids, index - 1)
             record.sampled(turn, index)
-            if turn.reason == "closed":
+            if turn.reason == "cancelled":
                 return ended(Status.CANCELLED)
             # fewer than asked: the engine's own row is full
             if turn.reason == "length" and (len(turn.ids) < asked or len(record) >= max_tokens):
@@ -140,7 +140,7 @@ def transcribe(
         if not complete:
             ids.append(codec.end_ids[0])
         record.given(new_ids, index - 1)
-        record.sampled(Turn(ids, [0.0] * len(ids), [0] * len(ids), "stop" if complete else "end"), index)
+        record.sampled(Turn(ids, [0.0] * len(ids), [0] * len(ids), "stop"), index)
         new_ids, breaks = talk.answer(ids, observation)
         if breaks:
             record.begin_row()

@@ -220,8 +220,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_engine.py::test_logp_is_that_of_the_version_that_sampled_the_token",
         "rl/rollout/engine.py",
-        'session._cached = 0\n        self._counts["swaps"] += 1',
-        'pass\n        self._counts["swaps"] += 1',
+        'if self.kv_on_update == "recompute":',
+        "if False:",
     ),
     Mutant(
         "tests/models/test_kv_cache.py::test_nothing_is_written_past_capacity_or_for_unused_lanes",
@@ -240,6 +240,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/rollout/engine.py",
         "for session in list(self._sessions):",
         "for session in ():",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_kept_kv_is_that_of_the_old_weights_and_recomputed_kv_of_the_new[plain]",
+        "rl/rollout/engine.py",
+        "self._residents.forget_prompts()",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
+        "models/kv_cache.py",
+        'return x.at[:, targets, :context].set(row, mode="drop")',
+        "return x",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[key_shift]",
+        "rl/rollout/residents.py",
+        "ready = leader._cached == len(prompt) if newest_only else leader._cached >= len(prompt)",
+        "ready = leader._cached >= len(prompt)",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_sessions_beyond_the_residents_lend_rows_and_go_on_as_if_they_had_stayed",
+        "rl/rollout/residents.py",
+        "self.release(min(idle, key=lambda s: s._used))",
+        "self.release(max(idle, key=lambda s: s._used))",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_members_of_a_group_share_one_prefill_of_their_prompt",
+        "rl/rollout/residents.py",
+        "wait.add(request)",
+        "pass",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_deadline_ends_the_turn_with_what_there_is",
+        "rl/rollout/engine.py",
+        "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)",
+        "session._cached = len(session._ids)",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(
@@ -534,9 +570,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
-        "rl/rollout/engine.py",
-        "session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing",
-        "session._ids = []",
+        "rl/rollout/residents.py",
+        "self.forget_prompt(session)\n        session._cached = 0",
+        "self.forget_prompt(session)",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
@@ -730,8 +766,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- a tag of several tokens
     Mutant(
         "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
-        "rl/rollout/engine.py",
-        "with self._stop_lock:  # one caller looks and the others wait: a large vocabulary takes a second",
+        "rl/rollout/stops.py",
+        "with self._lock:",
         "if True:",
     ),
     Mutant(

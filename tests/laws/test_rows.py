@@ -64,7 +64,7 @@ class Script:
         ids, reason = said[:max_tokens], "length" if len(said) > max_tokens else "stop"
         ends = [k for k, i in enumerate(ids) if i in self.codec.end_ids]
         if ends:
-            ids, reason = ids[: ends[0] + 1], "end"
+            ids, reason = ids[: ends[0] + 1], "stop"
         first = sum(map(len, self.sampled))
         self.sampled.append(ids)
         self.spans.append((len(self.rows) - 1, len(self.rows[-1]) + len(new_ids)))

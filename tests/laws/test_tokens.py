@@ -48,7 +48,7 @@ class Sampler:
         for i in self.turns.pop(0)[:max_tokens]:
             ids.append(i)
             if i in self.codec.end_ids:
-                reason = "end"
+                reason = "stop"
             elif any(s in self.codec.view(ids) for s in stop):
                 reason = "stop"
             if reason != "length":

@@ -32,7 +32,7 @@ class FakeSession:
             self._wake.wait()
         if self.engine.error:
             raise self.engine.error
-        return "closed" if self._wake.is_set() else "stop"
+        return "cancelled" if self._wake.is_set() else "stop"
 
     def close(self):
         self._wake.set()
@@ -87,7 +87,7 @@ def row():
 def episode(env, task, codec, session, *, ticket, member, call_deadline_s):
     """One turn of one action: its name is `ticket/member`."""
     env.reset(task)
-    if session.generate() == "closed":
+    if session.generate() == "cancelled":
         return Trajectory(task.task_id, ticket, member, Status.CANCELLED, (), {}, {})
     step = guarded("step", env.step, f"{ticket}/{member}")
     if not isinstance(step, Step):

@@ -48,12 +48,12 @@ class Script:
         text = self.turns.pop(0)
         self.on_turn(len(self.calls))
         if text is None:
-            return Turn([], [], [], "closed")
+            return Turn([], [], [], "cancelled")
         ids, reason = [], "length"
         for c in text[: min(max_tokens, self.capacity - self.length)]:
             ids.append(END if c == "$" else ord(c))
             if c == "$":
-                reason = "end"
+                reason = "stop"
                 break
             if any(s in "".join(map(chr, ids)) for s in stop):
                 reason = "stop"

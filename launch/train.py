@@ -39,6 +39,7 @@ def run(
     from rl.curriculum import TaskStream
     from rl.episodes import EpisodeLog
     from rl.hosts import ALONE
+    from rl.metrics.engine import engine_metrics
     from rl.types import Trajectory
 
     hosts = hosts or ALONE
@@ -78,8 +79,12 @@ def run(
                 where.append(trajectory)
             where.end_step(step)
 
+        seen = engine.stats()
+
         def log(step: int, metrics) -> None:
-            record(step, metrics)
+            nonlocal seen
+            before, seen = seen, engine.stats()
+            record(step, {**metrics, **engine_metrics(before, seen)})
             mark_step(step)
 
         def evaluate() -> dict[str, float]:

@@ -138,8 +138,7 @@ class Engine:
         `publish_to_token_s`: from the last publish that has been sampled by to its first token.
         """
         with self._lock:
-            counts = dict(self._counts)
-            lanes_used = counts.pop("lanes_used")
+            places = self.lanes * self._counts["rounds"]
             return {
                 "version": self._snapshot.version,
                 "sessions": len(self._sessions),
@@ -149,9 +148,10 @@ class Engine:
                 "evictions": self._residents.evictions,
                 "kv_kept": float(self.kv_on_update == "keep"),
                 "waiting_opens": len(self._queue),
-                "lane_occupancy_frac": lanes_used / max(1, self.lanes * counts["rounds"]),
+                "lane_places": places,
+                "lane_occupancy_frac": self._counts["lanes_used"] / max(1, places),
                 "compiles": self._device.compiles(),
-                **counts,
+                **self._counts,
             }
 
     def drain(self, timeout_s: float) -> None:

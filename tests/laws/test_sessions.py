@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from models import transformer
@@ -60,7 +60,9 @@ worlds = st.lists(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
 @given(
     shape=st.sampled_from(SHAPES),
     sessions=st.lists(worlds, min_size=1, max_size=5),

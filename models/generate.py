@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from models.config import ModelConfig
 from models.kv_cache import Columns, KVCache, NewKeys, append, gather
-from models.sampling import sample
+from models.sampling import Cut, sample
 from models.transformer import Params, Past, Stack, apply_cached, by_layer, final_norm, head_logits, stack_layers
 
 
@@ -79,16 +79,15 @@ def decode_round(
     end_ids: tuple[int, ...] | Int[Array, " E"],
     n: int,
     context: int,
-    top_k: Int[Array, "S"] | None = None,
-    top_p: Float[Array, "S"] | None = None,
+    cut: Cut | None = None,
 ) -> tuple[KVCache, Round]:
     """Up to n tokens for each of S sessions: feed `last[s]` (position lengths[s], not yet cached), sample, and so on.
 
     A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop
     stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled:
     the convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends
-    neither on the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature
-    (greedy lanes too).
+    neither on the round's size nor on other lanes. logp is as `sampling.sample` says; `cut` None is the program without
+    truncation.
 
     Want lengths <= context <= capacity; a lane that breaks this does nothing and has NaN logp. An unused lane has row
     index `cache.rows` and remaining 0. DONATE `cache`.
@@ -114,7 +113,7 @@ def decode_round(
         position = lengths + state.step
         logits, added = _feed(params, config, state, position, old, n)
         drawn = jax.vmap(jax.random.fold_in)(keys, position + 1)
-        token, logp = sample(logits, drawn, temperature, greedy, top_k, top_p)
+        token, logp = sample(logits, drawn, temperature, greedy, cut)
         out = Round(
             _put(state.out.tokens, jnp.where(state.active, token, 0)[:, None], state.step, axis=1),
             _put(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], state.step, axis=1),

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 
 from models import generate, kv_cache
 from models.config import ModelConfig
+from models.sampling import Cut
 
 END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
 
@@ -30,6 +31,7 @@ class Lanes:
     greedy: Bool[np.ndarray, "S"]
     top_k: Int[np.ndarray, "S"]
     top_p: Float[np.ndarray, "S"]
+    min_p: Float[np.ndarray, "S"]
 
     @staticmethod
     def idle(lanes: int, *, no_row: int) -> "Lanes":
@@ -44,6 +46,7 @@ class Lanes:
             greedy=np.zeros(lanes, np.bool_),
             top_k=np.zeros(lanes, np.int32),
             top_p=np.ones(lanes, np.float32),
+            min_p=np.zeros(lanes, np.float32),
         )
 
 
@@ -65,7 +68,7 @@ class Device:
     ) -> tuple[Int[np.ndarray, "S n"], Float[np.ndarray, "S n"], Int[np.ndarray, "S"]]:
         """Sample up to `n` tokens a lane: (tokens, logp in nats, count); DONATES the cache. Waits for the result.
 
-        `truncated` is the program that knows top-k and top-p (it sorts the vocabulary).
+        `truncated` is the program that knows top-k, top-p and min-p (it sorts the vocabulary).
         """
         ends = np.full(END_IDS, -1, np.int32)
         ends[: len(end_ids)] = end_ids
@@ -99,11 +102,11 @@ def _prefill(params, config, cache, rows, tokens, start, n_new, *, context):
 
 @partial(jax.jit, static_argnames=("config", "context", "n", "truncated"), donate_argnames="cache")
 def _decode(params, config, cache, lanes, end_ids, *, context, n, truncated):
-    cut = {"top_k": lanes.top_k, "top_p": lanes.top_p} if truncated else {}
+    cut = Cut(lanes.top_k, lanes.top_p, lanes.min_p) if truncated else None
     return generate.decode_round(
         params, config, cache, lanes.rows, lanes.last, lanes.lengths,
         jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, lanes.remaining,
-        end_ids=end_ids, n=n, context=context, **cut,
+        end_ids=end_ids, n=n, context=context, cut=cut,
     )  # fmt: skip
 
 

@@ -407,7 +407,7 @@ class Engine:
             lanes.rows[i], lanes.last[i], lanes.lengths[i], lanes.keys[i] = s.row, s._ids[-1], s._cached, s.key
             lanes.remaining[i] = min(request.max_tokens - len(request.logp), self.capacity - len(s._ids))
             lanes.temperature[i], lanes.greedy[i] = how.temperature, how.greedy
-            lanes.top_k[i], lanes.top_p[i] = how.top_k, how.top_p
+            lanes.top_k[i], lanes.top_p[i], lanes.min_p[i] = how.top_k, how.top_p, how.min_p
         return lanes
 
     def _take(self, request: Request, tokens: list[int], logp: list[float]) -> None:

@@ -14,7 +14,7 @@ class Plan(NamedTuple):
     kind: str  # "prefill" or "decode"
     context: int
     end_ids: tuple[int, ...]
-    truncated: bool  # top-k or top-p: a program of its own
+    truncated: bool  # top-k, top-p or min-p: a program of its own
     requests: list[Request]
 
 

@@ -211,6 +211,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]",
         "return token, jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=-1)[:, 0]",
     ),
+    # -- sampling: a logp is that of what was drawn from, and training draws from the full softmax
+    Mutant(
+        "tests/models/test_sampling.py::test_worked_truncations",
+        "models/sampling.py",
+        "logp = z - top - jnp.log(jnp.sum(kept, axis=-1, keepdims=True))",
+        "logp = z - top - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))",
+    ),
+    Mutant(
+        "tests/models/test_sampling.py::test_truncated_lanes_draw_from_the_reference_with_its_logp",
+        "models/sampling.py",
+        "(weight >= cut.min_p[:, None])",
+        "(jax.nn.softmax(z) >= cut.min_p[:, None])",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_training_samples_by_temperature_alone",
+        "rl/rollout/pool.py",
+        "if self._sampling.greedy or self._sampling.truncated:",
+        "if self._sampling.greedy:",
+    ),
     Mutant(
         "tests/laws/test_engine.py::test_repeated_prompt_after_an_update_is_a_cold_engines_answer",
         "rl/rollout/engine.py",

@@ -70,7 +70,7 @@ class Codec:
 
     end_ids: tuple[int, ...]  # ids that end a turn when sampled; the first one is the template's own
     pad_id: int
-    vocab_size: int
+    vocab_size: int  # one more than the largest id
     opened: str  # the thinking tag with which every generation prompt ends, "" if it opens none
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", extra_end_ids: Sequence[int] = ()):
@@ -99,7 +99,7 @@ class Codec:
             )
         self._tag_ids = {t["content"]: t["id"] for t in tags}
         self._tags = _tag_pattern(tags)
-        self.vocab_size = self._full.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())  # there may be gaps
         # bound per instance: a cache on the method would keep the codec alive for ever
         self._template = ChatTemplate(tokenizer)
         self._start_glue = functools.lru_cache(maxsize=1024)(self._derive_start)

@@ -145,7 +145,7 @@ def _feed(
     recent = Past(*columns, fed, (position - state.step)[:, None] + jnp.arange(n))
     past = [*old, recent]
     x, added = apply_cached(params, config, state.last[:, None], position[:, None], past, state.last_key)
-    return head_logits(params, final_norm(params, config, x)[:, 0]), added
+    return head_logits(params, final_norm(params, config, x)[:, 0], config.n_ids), added
 
 
 def _cached(keys: Stack, values: Stack, length: Int[Array, "P"], context: int) -> Past:

@@ -211,6 +211,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]",
         "return token, jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=-1)[:, 0]",
     ),
+    # -- vocabulary: rows of the table beyond the tokenizer's ids have no probability, in sampler and learner alike
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_padding_is_never_sampled_and_the_learner_agrees[tied]",
+        "models/generate.py",
+        "final_norm(params, config, x)[:, 0], config.n_ids), added",
+        "final_norm(params, config, x)[:, 0], None), added",
+    ),
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_padding_is_never_sampled_and_the_learner_agrees[tied]",
+        "rl/learner.py",
+        "n_ids=config.n_ids, temperature",
+        "n_ids=None, temperature",
+    ),
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_scores_and_gradients_are_those_of_the_table_without_padding[5-tied]",
+        "models/transformer.py",
+        "NO_ID = -1e30",
+        'NO_ID = -float("inf")',
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "n_ids = vocab_size if vocab_size < theirs.vocab_size else None",
+        "n_ids = None",
+    ),
     # -- sampling: a logp is that of what was drawn from, and training draws from the full softmax
     Mutant(
         "tests/models/test_sampling.py::test_worked_truncations",

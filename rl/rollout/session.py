@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt32
 
+from models.constraint import Constraint
 from models.sampling import Sampling
 from rl.types import Turn
 
@@ -37,8 +38,10 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...]
     end_ids: tuple[int, ...]  # sampling one of these ends the lane on the device
+    constraint: Constraint | None = None
     logp: list[float] = dataclasses.field(default_factory=list)
     version: list[int] = dataclasses.field(default_factory=list)
+    forced: list[int] = dataclasses.field(default_factory=list)
     waited: int = 0  # device programs that ran without it
     reason: str | None = None
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -61,17 +64,25 @@ class Session:
         return list(self._ids)
 
     def generate(
-        self, new_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), deadline_s: float | None = None
+        self,
+        new_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        deadline_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> Turn:
-        """Consume `new_ids`, then sample up to `max_tokens` tokens.
+        """Consume `new_ids`, then sample up to `max_tokens` tokens, of those alone that `constraint` allows in this
+        turn.
 
         The turn ends with "stop" at the token whose text completes a stop string (kept; the text is that of the turn's
         ids alone), with "end" at an end id (kept), with "length" at `max_tokens` or a full row, with "closed" when
         session or engine are closed meanwhile.
         Errors: CapacityError if `new_ids` leave no room for a token; TimeoutError after `deadline_s` seconds; either
-        leaves the session as it was before the call. EngineError when the engine's thread died.
+        leaves the session as it was before the call. ValueError for ids or a constraint of another vocabulary.
+        EngineError when the engine's thread died.
         """
-        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s)
+        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s, constraint)
 
     def fork(
         self, n: int, *, keys: Sequence[UInt32[np.ndarray, "2"]] | None = None, timeout_s: float | None = None

@@ -255,6 +255,49 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._sampling.greedy or self._sampling.truncated:",
         "if self._sampling.greedy:",
     ),
+    # -- constraint: what is sampled matches, can always be finished, and is scored as it was drawn; forced is no action
+    Mutant(
+        "tests/laws/test_constraint.py::test_whatever_the_weights_the_text_matches",
+        "models/generate.py",
+        "logits = jnp.where(ways >= 0, logits, -jnp.inf)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_a_token_without_a_choice_is_forced",
+        "models/generate.py",
+        "(jnp.sum(ways >= 0, axis=-1) == 1)",
+        "(jnp.sum(ways >= 0, axis=-1) == 0)",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_nobody_else_notices_and_every_session_has_its_own",
+        "rl/rollout/engine.py",
+        "lanes.state[i] = request.constraint.after(s._ids[request.first :])",
+        "lanes.state[i] = request.constraint.after(s._ids[request.first :][-1:])",
+    ),
+    Mutant(
+        "tests/models/test_constraint.py::test_what_these_ids_cannot_spell_to_the_end_is_not_begun",
+        "models/constraint.py",
+        "kept = alive & _closure(",
+        "kept = _closure(",
+    ),
+    Mutant(
+        "tests/models/test_constraint.py::test_a_text_is_accepted_exactly_if_it_matches_however_it_is_cut",
+        "models/regex.py",
+        "split = low | below",
+        "split = high - 1",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_a_forced_token_is_no_action",
+        "rl/rollout/worker.py",
+        "for i in turn.forced:",
+        "for i in ():",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_training_has_no_constraint",
+        "rl/rollout/pool.py",
+        'if self._limits.get("constraint") is not None:',
+        "if False:",
+    ),
     Mutant(
         "tests/laws/test_engine.py::test_repeated_prompt_after_an_update_is_a_cold_engines_answer",
         "rl/rollout/engine.py",

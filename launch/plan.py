@@ -101,7 +101,7 @@ class Plan:
     tokenizer_path: str
     vocab_size: int
     model_path: str  # where shape, weights and tokenizer come from; "": from the keys of `model`, and from nothing
-    model: Mapping[str, Any]  # keyword arguments of models.config.ModelConfig, but for vocab_size
+    model: Mapping[str, Any]  # keyword arguments of models.config.ModelConfig, but for vocab_size and n_ids
     lora: Lora | None  # None: everything is trained
     mesh: tuple[int, int, int]  # data, fsdp, tensor
     batch: BatchPlan
@@ -173,7 +173,7 @@ def _model(read: ReadTracker) -> dict[str, Any]:
     With model.path they are what the config sets beside the defaults, and how to compute, which no file says.
     """
     with validating():
-        model = read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int))
+        model = read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int), n_ids=None)
     width = model.n_kv_heads * model.head_dim
     _refuse(
         model.init == "mimetic" and width > model.d_model,

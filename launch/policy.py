@@ -108,7 +108,10 @@ def with_adapters(plan: Plan, model: ModelConfig, params: Any, key: jax.Array) -
 
 
 def _as_planned(plan: Plan, theirs: ModelConfig, vocab_size: int) -> ModelConfig:
-    """Their shape, computed as the plan says. Errors: ValueError where the plan says something else than they."""
+    """Their shape, computed as the plan says; rows of their table beyond the tokenizer's ids are padding.
+
+    Errors: ValueError where the plan says something else than they.
+    """
     for name, value in plan.model.items():
         if name not in COMPUTE and getattr(theirs, name) != value:
             raise ValueError(
@@ -120,4 +123,6 @@ def _as_planned(plan: Plan, theirs: ModelConfig, vocab_size: int) -> ModelConfig
             f"model.path={plan.model_path}: its tokenizer has {vocab_size} ids and its table {theirs.vocab_size} rows; "
             "want a row for each id"
         )
-    return dataclasses.replace(theirs, **{name: plan.model[name] for name in COMPUTE if name in plan.model})
+    n_ids = vocab_size if vocab_size < theirs.vocab_size else None
+    computed = {name: plan.model[name] for name in COMPUTE if name in plan.model}
+    return dataclasses.replace(theirs, n_ids=n_ids, **computed)

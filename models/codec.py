@@ -70,7 +70,7 @@ class Codec:
 
     end_ids: tuple[int, ...]  # ids that end a turn when sampled; the first one is the template's own
     pad_id: int
-    vocab_size: int
+    vocab_size: int  # one more than the largest id
     opened: str  # the thinking tag with which every generation prompt ends, "" if it opens none
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", extra_end_ids: Sequence[int] = ()):
@@ -99,7 +99,7 @@ class Codec:
             )
         self._tag_ids = {t["content"]: t["id"] for t in tags}
         self._tags = _tag_pattern(tags)
-        self.vocab_size = self._full.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())  # there may be gaps
         # bound per instance: a cache on the method would keep the codec alive for ever
         self._template = ChatTemplate(tokenizer)
         self._start_glue = functools.lru_cache(maxsize=1024)(self._derive_start)
@@ -183,6 +183,26 @@ class Codec:
     def view(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens written out. A cut UTF-8 character shows as U+FFFD."""
         return self._full.decode(list(ids), skip_special_tokens=False)
+
+    def id_bytes(self) -> list[bytes | None]:
+        """The UTF-8 bytes that each id adds to a text (`view` shows them); None for control tokens, which are no text,
+        and for what is no token. A tag is its text. For models/constraint.py.
+
+        Errors: ValueError for a tokenizer that is not byte-level BPE.
+        """
+        spec = json.loads(self._full.to_str())
+        if (spec["decoder"] or {}).get("type") != "ByteLevel":
+            raise ValueError(
+                f"codec: got a tokenizer with decoder {spec['decoder']}, want a byte-level one (as Llama 3 and Qwen "
+                "have), whose ids have the same bytes wherever they stand"
+            )
+        unspelled = self._control.difference(self._tag_ids.values())
+        spelled: list[bytes | None] = [None] * self.vocab_size
+        for text, i in self._full.get_vocab(with_added_tokens=True).items():
+            if i not in unspelled:
+                read = [_BYTE_OF.get(character) for character in text]
+                spelled[i] = text.encode() if None in read else bytes(read)  # as its decoder does
+        return spelled
 
     def encode_action(self, text: str) -> list[int]:
         """Ids of a *scripted* action: its tags become their single ids, other text is plain. Never for sampled text."""
@@ -278,6 +298,18 @@ def _tag_pattern(tags: Sequence[dict]) -> re.Pattern | None:
     before = rf"(?:\s*(?={'|'.join(left)}))?" if left else ""
     after = "(?:" + "|".join(rf"(?<={text})\s*" for text in right) + ")?" if right else ""
     return re.compile(f"{before}({'|'.join(texts)}){after}")
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the others as
+    the characters from 256 on (Radford et al. 2019, GPT-2's code).
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
 
 
 def _lead(piece: str) -> str:

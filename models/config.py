@@ -94,7 +94,8 @@ class ModelConfig:
     `remat` names what the backward pass recomputes: nothing, whole layers, or all but the matrix products.
     `key_shift` and `init="mimetic"` make copying emerge early in tiny models; no Hugging Face family has them.
     `layers` has one entry a layer, or none if every layer attends to all before it. `attention` names the kernel over
-    packed rows (`attention.attend`); "auto" chooses by platform.
+    packed rows (`attention.attend`); "auto" chooses by platform. `n_ids`: how many rows of the table are ids of the
+    tokenizer, the first ones (None: all); no other has any probability (`transformer.head_logits`).
     """
 
     vocab_size: int
@@ -116,6 +117,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     layers: tuple[LayerSpec, ...] = ()
     attention: Attend = "auto"
+    n_ids: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
@@ -125,6 +127,8 @@ class ModelConfig:
             raise ValueError(
                 f"got n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}; want n_kv_heads to divide n_heads"
             )
+        if self.n_ids is not None and not 1 <= self.n_ids <= self.vocab_size:
+            raise ValueError(f"n_ids: got {self.n_ids}, want 1 to vocab_size={self.vocab_size}, or None for all")
         if not self.rope_theta > 0:
             raise ValueError(f"rope_theta: got {self.rope_theta}, want more than 0")
         if self.head_dim % 2:

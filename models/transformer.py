@@ -24,6 +24,8 @@ from models.rope import rope, rope_angles
 Params = dict[str, Any]
 # Compiled programs with few layers run them unrolled: a scan copies every layer's residuals in and out of its stack.
 UNROLLED_LAYERS = 4
+# The logit of what is no id, at any temperature. Not -inf: the entropy's p · z must be 0, and 0 · inf is not a number.
+NO_ID = -1e30
 
 
 # --- declaration ---------------------------------------------------------------------------------------------------
@@ -356,14 +358,21 @@ def head_weight(params: Params) -> Float[Array, "V D"] | Float[Array, "D V"]:
     return params["lm_head"] if "lm_head" in params else params["embed"]
 
 
-def head_logits(params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-    """Next-token logits in float32; the product runs in hidden's dtype."""
+def head_logits(params: Params, hidden: Float[Array, "... D"], n_ids: int | None) -> Float[Array, "... V"]:
+    """Next-token logits in float32; the product runs in hidden's dtype.
+
+    `n_ids` is the config's: rows from there on are padding of the table, and their probability is exactly 0. Every
+    softmax over the vocabulary, the sampler's and the learner's, is over logits from here.
+    """
     weight = head_weight(params).astype(hidden.dtype)
     flat = hidden.reshape(-1, hidden.shape[-1])
     axes = ((1,), (0,)) if "lm_head" in params else ((1,), (1,))
     logits = jax.lax.dot_general(
         flat, weight, (axes, ((), ())), precision=exact(hidden.dtype), preferred_element_type=jnp.float32
     )
+    if n_ids is not None and n_ids < logits.shape[-1]:
+        # A slice of the table would be a copy of it in every program, and would cut across its shards.
+        logits = jnp.where(jnp.arange(logits.shape[-1]) < n_ids, logits, NO_ID)
     return logits.reshape(*hidden.shape[:-1], -1)
 
 
@@ -371,4 +380,4 @@ def unembed(params: Params, config: ModelConfig, hidden: Float[Array, "B T D"]) 
     """Next-token logits in float32. The whole [B T V]: for decoding and tests; training uses `logprobs.token_logp`."""
     if config.tie_embeddings == ("lm_head" in params):
         raise ValueError(f"got tie_embeddings={config.tie_embeddings} and parameters {sorted(params)}; they disagree")
-    return head_logits(params, hidden)
+    return head_logits(params, hidden, config.n_ids)

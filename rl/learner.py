@@ -248,7 +248,7 @@ def _score(
     params: Params, batch: TrajectoryBatch, *, config: ModelConfig, temperature: float, chunk: int
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position)
-    return token_logp(params, hidden, batch.tokens, temperature=temperature, chunk=chunk)
+    return token_logp(params, hidden, batch.tokens, n_ids=config.n_ids, temperature=temperature, chunk=chunk)
 
 
 # --- rows and micro-batches ------------------------------------------------------------------------------------------

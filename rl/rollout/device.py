@@ -3,6 +3,7 @@ explicitly.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from jaxtyping import Bool, Float, Int, UInt32
 
 from models import generate, kv_cache
 from models.config import ModelConfig
+from models.constraint import Constraint
+from models.sampling import Cut
 
 END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
 
@@ -31,6 +34,8 @@ class Lanes:
     greedy: Bool[np.ndarray, "S"]
     top_k: Int[np.ndarray, "S"]
     top_p: Float[np.ndarray, "S"]
+    min_p: Float[np.ndarray, "S"]
+    state: Int[np.ndarray, "S"]  # in the round's constraint; unread without one
 
     @staticmethod
     def idle(lanes: int, *, no_row: int) -> "Lanes":
@@ -45,6 +50,8 @@ class Lanes:
             greedy=np.zeros(lanes, np.bool_),
             top_k=np.zeros(lanes, np.int32),
             top_p=np.ones(lanes, np.float32),
+            min_p=np.zeros(lanes, np.float32),
+            state=np.zeros(lanes, np.int32),
         )
 
 
@@ -54,6 +61,7 @@ class Device:
     def __init__(self, config: ModelConfig, residents: int, capacity: int):
         self._config = config
         self._cache: Any = kv_cache.alloc(config, residents, capacity)
+        self._tables: weakref.WeakKeyDictionary[Constraint, jax.Array] = weakref.WeakKeyDictionary()
         self._compiled_before = _cache_sizes()
 
     def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
@@ -62,19 +70,37 @@ class Device:
         self._cache = _prefill(params, self._config, self._cache, *arrays, context=context)
 
     def decode(
-        self, params, lanes: Lanes, end_ids: tuple[int, ...], *, context: int, n: int, truncated: bool
-    ) -> tuple[Int[np.ndarray, "S n"], Float[np.ndarray, "S n"], Int[np.ndarray, "S"]]:
-        """Sample up to `n` tokens a lane: (tokens, logp in nats, count); DONATES the cache. Waits for the result.
+        self,
+        params,
+        lanes: Lanes,
+        end_ids: tuple[int, ...],
+        *,
+        context: int,
+        n: int,
+        truncated: bool,
+        constraint: Constraint | None = None,
+    ) -> generate.Round:
+        """Sample up to `n` tokens a lane, all under one constraint or none; DONATES the cache. Waits for the result,
+        which is in NumPy arrays.
 
-        `truncated` is the program that knows top-k and top-p (it sorts the vocabulary).
+        `truncated` is the program that knows top-k, top-p and min-p (it sorts the vocabulary).
         """
+        table = None if constraint is None else self._table(constraint)
         ends = np.full(END_IDS, -1, np.int32)
         ends[: len(end_ids)] = end_ids
         lanes, ends = jax.device_put((lanes, ends))  # H2D
         self._cache, out = _decode(
-            params, self._config, self._cache, lanes, ends, context=context, n=n, truncated=truncated
+            params, self._config, self._cache, lanes, ends, table, context=context, n=n, truncated=truncated
         )
-        return tuple(jax.device_get(out))  # D2H, once a round
+        return jax.device_get(out)  # D2H, once a round
+
+    def _table(self, constraint: Constraint) -> jax.Array:
+        """Its table on the device, as wide as the logits and padded to a power of two of states: few programs."""
+        if constraint not in self._tables:
+            states, ids = constraint.next_state.shape
+            padding = ((0, max(8, 1 << (states - 1).bit_length()) - states), (0, self._config.vocab_size - ids))
+            self._tables[constraint] = jax.device_put(np.pad(constraint.next_state, padding, constant_values=-1))  # H2D
+        return self._tables[constraint]
 
     def copy(self, source: int | None, targets: Sequence[int], *, width: int, context: int) -> None:
         """Copy the first `context` columns of one row onto at most `width` others; DONATES the cache."""
@@ -83,8 +109,9 @@ class Device:
         self._cache = _copy(self._cache, *jax.device_put((np.int32(source or 0), rows)), context=context)
 
     def free(self) -> None:
-        """Let go of the cache; nothing can run any more."""
+        """Let go of what is on the device; nothing can run any more."""
         self._cache = None
+        self._tables.clear()
 
     def compiles(self) -> int:
         """Programs compiled in this process since this was made; engines of equal shapes share them."""
@@ -101,12 +128,13 @@ def _prefill(params, config, cache, rows, tokens, start, n_new, *, context):
 
 
 @partial(jax.jit, static_argnames=("config", "context", "n", "truncated"), donate_argnames="cache")
-def _decode(params, config, cache, lanes, end_ids, *, context, n, truncated):
-    cut = {"top_k": lanes.top_k, "top_p": lanes.top_p} if truncated else {}
+def _decode(params, config, cache, lanes, end_ids, table, *, context, n, truncated):
+    cut = Cut(lanes.top_k, lanes.top_p, lanes.min_p) if truncated else None
+    rules = None if table is None else generate.Rules(table, lanes.state)
     return generate.decode_round(
         params, config, cache, lanes.rows, lanes.last, lanes.lengths,
         jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, lanes.remaining,
-        end_ids=end_ids, n=n, context=context, **cut,
+        end_ids=end_ids, n=n, context=context, cut=cut, rules=rules,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from models.config import ModelConfig
+from models.constraint import Constraint
 from models.sampling import Sampling
 from rl.rollout.device import END_IDS, Device, Lanes
 from rl.rollout.keys import fold_in, key_data, request_key  # noqa: F401  (request_key is part of this face)
@@ -183,7 +184,13 @@ class Engine:
             raise TimeoutError(f"engine: a device program has not returned in {timeout_s} s; the thread is left behind")
 
     def _generate(
-        self, session: Session, new_ids, max_tokens: int, stop: tuple[str, ...], deadline_s: float | None
+        self,
+        session: Session,
+        new_ids,
+        max_tokens: int,
+        stop: tuple[str, ...],
+        deadline_s: float | None,
+        constraint: Constraint | None,
     ) -> Turn:
         new = np.asarray(new_ids, np.int64).reshape(-1)
         if max_tokens < 1:
@@ -192,6 +199,8 @@ class Engine:
             raise ValueError(
                 f"generate: ids run from {new.min()} to {new.max()}, want 0 to {self.config.vocab_size - 1}"
             )
+        if constraint is not None:
+            self._check(constraint)
         stop_ids = self._stop_ids(stop)
         with self._lock:
             self._raise_if_failed()
@@ -210,7 +219,7 @@ class Engine:
             session._ids.extend(new.tolist())
             ends = (self._end_ids + stop_ids)[:END_IDS]
             prompt = () if before else tuple(session._ids[:-1])
-            request = Request(session, first, max_tokens, stop, ends, prompt)
+            request = Request(session, first, max_tokens, stop, ends, prompt, constraint)
             session._request = request
             self._requests[request] = None
             self._work.notify()
@@ -218,7 +227,16 @@ class Engine:
         with self._lock:
             self._interrupt(request, "time")  # unless it is done
             self._raise_if_failed()
-            return Turn(session._ids[first : first + len(request.logp)], request.logp, request.version, request.reason)
+            ids = session._ids[first : first + len(request.logp)]
+            return Turn(ids, request.logp, request.version, request.reason, tuple(request.forced))
+
+    def _check(self, constraint: Constraint) -> None:
+        ids = constraint.next_state.shape[1]
+        if ids > self.config.vocab_size or not set(constraint.end_ids) <= set(self._end_ids):
+            raise ValueError(
+                f"generate: got a constraint of {ids} ids that ends with {constraint.end_ids}, want at most "
+                f"{self.config.vocab_size} ids and ends among {self._end_ids}; make it from this engine's codec"
+            )
 
     def _cancel(self, session: Session) -> None:
         with self._lock:
@@ -447,23 +465,25 @@ class Engine:
         with self._lock:
             requests = [r for r in plan.requests if r.reason is None]  # not closed or timed out since the plan
             lanes = self._lane_arrays(requests)
-        tokens, logp, count = self._device.decode(
+        out = self._device.decode(
             self._snapshot.params,
             lanes,
             plan.end_ids,
             context=plan.context,
             n=self._round_tokens,
             truncated=plan.truncated,
+            constraint=plan.constraint,
         )
         with self._lock:
             for i, request in enumerate(requests):
                 if request.reason is None:
-                    n = int(count[i])
-                    self._take(request, tokens[i, :n].tolist(), logp[i, :n].tolist())
+                    n = int(out.n_done[i])
+                    forced = () if out.forced is None else np.flatnonzero(out.forced[i]).tolist()
+                    self._take(request, out.tokens[i, :n].tolist(), out.logp[i, :n].tolist(), forced)
             self._busy_lanes = 0
             self._counts["rounds"] += 1
             self._counts["lanes_used"] += len(requests)
-            self._counts["tokens_sampled"] += int(count[: len(requests)].sum())
+            self._counts["tokens_sampled"] += int(out.n_done[: len(requests)].sum())
             now = time.monotonic()
             self._counts["decode_s"] += now - began
             if self._published_s is not None and self._next is None:
@@ -477,10 +497,12 @@ class Engine:
             lanes.rows[i], lanes.last[i], lanes.lengths[i], lanes.keys[i] = s.row, s._ids[-1], s._cached, s.key
             lanes.remaining[i] = min(request.max_tokens - len(request.logp), self.capacity - len(s._ids))
             lanes.temperature[i], lanes.greedy[i] = how.temperature, how.greedy
-            lanes.top_k[i], lanes.top_p[i] = how.top_k, how.top_p
+            lanes.top_k[i], lanes.top_p[i], lanes.min_p[i] = how.top_k, how.top_p, how.min_p
+            if request.constraint is not None:
+                lanes.state[i] = request.constraint.after(s._ids[request.first :])
         return lanes
 
-    def _take(self, request: Request, tokens: list[int], logp: list[float]) -> None:
+    def _take(self, request: Request, tokens: list[int], logp: list[float], forced: Sequence[int]) -> None:
         """Add a round's tokens to the turn, up to where it ends."""
         session = request.session
         old = len(request.logp)
@@ -496,6 +518,7 @@ class Engine:
         session._cached += len(tokens)
         self._rewind(session, len(session._ids) - 1)
         request.logp.extend(logp[:n])
+        request.forced.extend(old + i for i in forced if i < n)
         request.version.extend([self._snapshot.version] * n)
         self._counts["tokens_kept"] += n
         if reason is None and (len(request.logp) >= request.max_tokens or len(session._ids) >= self.capacity):

@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from models.constraint import Constraint
 from rl.rollout.session import Request
 
 
 class Plan(NamedTuple):
-    """One program to run. A round takes lanes of one attention width and one set of end ids: a lane's own, whoever is
-    beside it.
+    """One program to run. A round takes lanes of one attention width, one set of end ids and one constraint: a lane's
+    own, whoever is beside it.
     """
 
     kind: str  # "prefill" or "decode"
     context: int
     end_ids: tuple[int, ...]
-    truncated: bool  # top-k or top-p: a program of its own
+    truncated: bool  # top-k, top-p or min-p: a program of its own
+    constraint: Constraint | None
     requests: list[Request]
 
 
@@ -31,9 +33,15 @@ def next_plan(requests: Iterable[Request], contexts: Sequence[int], *, prefill_r
         session = request.session
         context = next(c for c in contexts if c >= session._cached)
         if session._cached < len(session._ids) - 1:
-            program = ("prefill", context if session._cached else 0, (), False)  # a first chunk reads no cache at all
+            program = (
+                "prefill",
+                context if session._cached else 0,
+                (),
+                False,
+                None,
+            )  # a first chunk reads no cache at all
         else:
-            program = ("decode", context, request.end_ids, session.sampling.truncated)
+            program = ("decode", context, request.end_ids, session.sampling.truncated, request.constraint)
         groups.setdefault(program, []).append(request)
     if not groups:
         return None

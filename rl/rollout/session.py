@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt32
 
+from models.constraint import Constraint
 from models.sampling import Sampling
 from rl.types import Turn
 
@@ -37,8 +38,10 @@ class Request:
     stop: tuple[str, ...]
     end_ids: tuple[int, ...]  # sampling one of these ends the lane on the device
     prompt: tuple[int, ...]  # a session's first request: its ids but the last, whose KV members of a group share
+    constraint: Constraint | None = None
     logp: list[float] = dataclasses.field(default_factory=list)
     version: list[int] = dataclasses.field(default_factory=list)
+    forced: list[int] = dataclasses.field(default_factory=list)
     waited: int = 0  # device programs that ran without it
     reason: str | None = None
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -63,18 +66,26 @@ class Session:
         return list(self._ids)
 
     def generate(
-        self, new_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), deadline_s: float | None = None
+        self,
+        new_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        deadline_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> Turn:
-        """Consume `new_ids`, then sample up to `max_tokens` tokens.
+        """Consume `new_ids`, then sample up to `max_tokens` tokens, of those alone that `constraint` allows in this
+        turn.
 
         The turn ends with "stop" at an end id, or at the token whose text completes a stop string (either is kept; the
         text is that of the turn's ids alone), with "length" at `max_tokens` or a full row, with "time" after
         `deadline_s` seconds, with "cancelled" when it is cancelled or session or engine are closed meanwhile. Whatever
         the reason, the session holds `new_ids` and the turn's ids, and can go on.
         Errors: CapacityError if `new_ids` leave no room for a token: the session is as it was before the call.
+        ValueError for ids or a constraint of another vocabulary.
         EngineError when the engine's thread died.
         """
-        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s)
+        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s, constraint)
 
     def cancel(self) -> None:
         """End a call in flight, from another thread, with what it has sampled; the session stays open."""

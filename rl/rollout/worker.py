@@ -28,6 +28,7 @@ import numpy as np
 
 from envs.base import Env, EnvError, Message, Observation, Step, Task
 from models.codec import Codec, NotPrefix
+from models.constraint import Constraint
 from rl.rollout.session import CapacityError
 from rl.rollout.watched import guarded, said
 from rl.types import ROW_DTYPES, Row, Status, Trajectory, Turn
@@ -46,14 +47,16 @@ def run_episode(
     call_deadline_s: float,
     max_seconds: float | None = None,
     role: str | None = None,
+    constraint: Constraint | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Plays `task` to its end and returns its trajectory, whatever the world does. The caller closes both sides.
 
     `max_turn_tokens` bounds what one turn samples, `max_tokens` each row, prompt and world text included: no row is
     longer, and in a new row what it renders again counts again. `role` is the world's in the chat template, by default
-    `codec.world_role`. A text that `env.reset` gives follows the prompt as a user message. Row.turn is -1 on a row's
-    prompt and k on turn k (from 0, counted over the rows) and on the world's answer to it.
+    `codec.world_role`. `constraint` is that of every turn; a token to which it left no choice is no action. A text that
+    `env.reset` gives follows the prompt as a user message. Row.turn is -1 on a row's prompt and k on turn k (from 0,
+    counted over the rows) and on the world's answer to it.
 
     `max_seconds` (None: no limit) bounds the world's clock: `facts["seconds"]` where the world reports its own, virtual
     or not, and otherwise the seconds of `clock` spent inside its calls. It is read after each step; time spent sampling
@@ -83,7 +86,7 @@ def run_episode(
             if asked < 1:
                 return ended(Status.TOKEN_LIMIT)
             try:
-                turn = session.generate(new_ids, max_tokens=asked, stop=env.spec.stop)
+                turn = session.generate(new_ids, max_tokens=asked, stop=env.spec.stop, constraint=constraint)
             except CapacityError:
                 return ended(Status.TOKEN_LIMIT)
             record.given(new_ids, index - 1)
@@ -186,13 +189,17 @@ class _Record:
 
     def given(self, ids: Sequence[int], turn: int) -> None:
         """Prompt, glue and world text: nobody's action. What begins a row is its prompt."""
-        self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))
+        n = len(ids)
+        self._append(ids, turn if len(self) else -1, [False] * n, [0.0] * n, [-1] * n)
 
     def sampled(self, turn: Turn, index: int) -> None:
-        self._append(turn.ids, index, True, turn.logp, turn.version)
+        mask, logp, version = [True] * len(turn.ids), list(turn.logp), list(turn.version)
+        for i in turn.forced:
+            mask[i], logp[i], version[i] = False, 0.0, -1
+        self._append(turn.ids, index, mask, logp, version)
 
-    def _append(self, ids, turn: int, mask: bool, logp, version) -> None:
-        for name, values in zip(ROW_DTYPES, (ids, [turn] * len(ids), [mask] * len(ids), logp, version), strict=True):
+    def _append(self, ids, turn: int, mask, logp, version) -> None:
+        for name, values in zip(ROW_DTYPES, (ids, [turn] * len(ids), mask, logp, version), strict=True):
             self._rows[-1][name] += values
 
     def rows(self) -> tuple[Row, ...]:

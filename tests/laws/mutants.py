@@ -211,6 +211,93 @@ MUTANTS: tuple[Mutant, ...] = (
         "return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]",
         "return token, jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=-1)[:, 0]",
     ),
+    # -- vocabulary: rows of the table beyond the tokenizer's ids have no probability, in sampler and learner alike
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_padding_is_never_sampled_and_the_learner_agrees[tied]",
+        "models/generate.py",
+        "final_norm(params, config, x)[:, 0], config.n_ids), added",
+        "final_norm(params, config, x)[:, 0], None), added",
+    ),
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_padding_is_never_sampled_and_the_learner_agrees[tied]",
+        "rl/learner.py",
+        "n_ids=config.n_ids, temperature",
+        "n_ids=None, temperature",
+    ),
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_scores_and_gradients_are_those_of_the_table_without_padding[5-tied]",
+        "models/transformer.py",
+        "NO_ID = -1e30",
+        'NO_ID = -float("inf")',
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "n_ids = vocab_size if vocab_size < theirs.vocab_size else None",
+        "n_ids = None",
+    ),
+    # -- sampling: a logp is that of what was drawn from, and training draws from the full softmax
+    Mutant(
+        "tests/models/test_sampling.py::test_worked_truncations",
+        "models/sampling.py",
+        "logp = z - top - jnp.log(jnp.sum(kept, axis=-1, keepdims=True))",
+        "logp = z - top - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))",
+    ),
+    Mutant(
+        "tests/models/test_sampling.py::test_truncated_lanes_draw_from_the_reference_with_its_logp",
+        "models/sampling.py",
+        "(weight >= cut.min_p[:, None])",
+        "(jax.nn.softmax(z) >= cut.min_p[:, None])",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_training_samples_by_temperature_alone",
+        "rl/rollout/pool.py",
+        "if self._sampling.greedy or self._sampling.truncated:",
+        "if self._sampling.greedy:",
+    ),
+    # -- constraint: what is sampled matches, can always be finished, and is scored as it was drawn; forced is no action
+    Mutant(
+        "tests/laws/test_constraint.py::test_whatever_the_weights_the_text_matches",
+        "models/generate.py",
+        "logits = jnp.where(ways >= 0, logits, -jnp.inf)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_a_token_without_a_choice_is_forced",
+        "models/generate.py",
+        "(jnp.sum(ways >= 0, axis=-1) == 1)",
+        "(jnp.sum(ways >= 0, axis=-1) == 0)",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_nobody_else_notices_and_every_session_has_its_own",
+        "rl/rollout/engine.py",
+        "lanes.state[i] = request.constraint.after(s._ids[request.first :])",
+        "lanes.state[i] = request.constraint.after(s._ids[request.first :][-1:])",
+    ),
+    Mutant(
+        "tests/models/test_constraint.py::test_what_these_ids_cannot_spell_to_the_end_is_not_begun",
+        "models/constraint.py",
+        "kept = alive & _closure(",
+        "kept = _closure(",
+    ),
+    Mutant(
+        "tests/models/test_constraint.py::test_a_text_is_accepted_exactly_if_it_matches_however_it_is_cut",
+        "models/regex.py",
+        "split = low | below",
+        "split = high - 1",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_a_forced_token_is_no_action",
+        "rl/rollout/worker.py",
+        "for i in turn.forced:",
+        "for i in ():",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_training_has_no_constraint",
+        "rl/rollout/pool.py",
+        'if self._limits.get("constraint") is not None:',
+        "if False:",
+    ),
     Mutant(
         "tests/laws/test_engine.py::test_repeated_prompt_after_an_update_is_a_cold_engines_answer",
         "rl/rollout/engine.py",

@@ -59,7 +59,7 @@ class Script:
         self.rows.append([])
         self.restarts.append(turn)
 
-    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None):
+    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None, constraint=None):
         said = self.turns.pop(0)
         ids, reason = said[:max_tokens], "length" if len(said) > max_tokens else "stop"
         ends = [k for k, i in enumerate(ids) if i in self.codec.end_ids]

@@ -114,7 +114,7 @@ def test_the_language_model_has_a_yes_and_a_no(tied):
     table = jax.random.normal(jax.random.key(0), (40, 16))
     params = {"embed": table} if tied else {"embed": 0 * table, "lm_head": table.T}
     hidden = jax.random.normal(jax.random.key(1), (1, 3, 16))
-    logits = transformer.head_logits(params, hidden)
+    logits = transformer.head_logits(params, hidden, None)
     logit, _ = heads.orm(heads.answers_of_tokens(params, 7, 9), hidden, jnp.ones((1, 3), int))
     assert_allclose(logit[0, 2], logits[0, 2, 7] - logits[0, 2, 9], rtol=1e-5)
 

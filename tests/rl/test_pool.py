@@ -405,6 +405,23 @@ def test_errors_name_the_remedy():
         make_pool(threads=0)
 
 
+@pytest.mark.parametrize("how", [{"greedy": True}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_training_samples_by_temperature_alone(how):
+    pool = make_pool(sampling=Sampling(**how))
+    with pytest.raises(ValueError, match="want temperature alone"):
+        pool.submit_group(0, TASK, 2)
+    assert len(pool.run_many([TASK])) == 1  # an evaluation may
+    assert pool.close()
+
+
+def test_training_has_no_constraint():
+    pool = make_pool(constraint=object(), episode=lambda *args, constraint, **kwargs: episode(*args, **kwargs))
+    with pytest.raises(ValueError, match="got a constraint, want none"):
+        pool.submit_group(0, TASK, 2)
+    assert len(pool.run_many([TASK])) == 1  # an evaluation may
+    assert pool.close()
+
+
 class CharCodec:
     """Ids 0-63 are the characters from "0" on; 63 ends a turn."""
 

@@ -1,5 +1,7 @@
 """An episode ends for exactly one reason, its row is what was sampled and given, and a broken world is data."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,7 @@ class Script:
         self.turns, self.capacity, self.on_turn = list(turns), capacity, on_turn
         self.calls, self.length = [], 0
 
-    def generate(self, new_ids, *, max_tokens, stop=(), deadline_s=None):
+    def generate(self, new_ids, *, max_tokens, stop=(), deadline_s=None, constraint=None):
         self.calls.append((list(new_ids), max_tokens, stop))
         self.length += len(new_ids)
         if self.length >= self.capacity:
@@ -61,6 +63,14 @@ class Script:
         self.length += len(ids)
         n = len(self.calls)
         return Turn(ids, [-0.1 * n] * len(ids), [n] * len(ids), reason)
+
+
+class Forced(Script):
+    """Its first and third token of every turn were forced by the constraint that it was given."""
+
+    def generate(self, new_ids, *, constraint, **kwargs):
+        self.constraint = constraint
+        return dataclasses.replace(super().generate(new_ids, **kwargs), forced=(0, 2))
 
 
 class Env:
@@ -117,6 +127,16 @@ def test_two_turns_token_by_token():
     assert trajectory.status is Status.DONE and trajectory.facts == {"success": True, "f1": 1.0}
     assert [new for new, _, _ in session.calls] == [[113, 0, 1], [0, *map(ord, "obs"), 0, 1]]  # new tokens only
     assert session.calls[0][1:] == (20, ("</s>",))
+
+
+def test_a_forced_token_is_no_action():
+    session, constraint = Forced("a</s>", "yes$"), object()
+    trajectory = play(Env(step("obs"), step("bye", done=True)), session, constraint=constraint)
+    (row,) = trajectory.rows
+    assert session.constraint is constraint
+    # of a</s> without its first and third character, and of yes$
+    assert text_of(row, row.action_mask) == "<s>e#" and "a</s>" in text_of(row) and "yes#" in text_of(row)
+    assert row.behavior_logp[row.action_mask].tolist() == pytest.approx([-0.1] * 3 + [-0.2] * 2)
 
 
 def test_token_that_crosses_the_stop_is_trained_and_the_world_sees_up_to_the_string():

@@ -53,7 +53,7 @@ class Rules(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One decode round: lane s sampled tokens[s, :n_done[s]]; the columns after that are 0.
+    """One decode round: lane s sampled tokens[s, :n_done[s]]; the columns after that are 0. `alive`: not at its end.
 
     Under rules also where they left no choice (there logp is 0: no action), and each lane's state after its tokens.
     """
@@ -61,6 +61,7 @@ class Round(NamedTuple):
     tokens: Int[Array, "S n"]
     logp: Float[Array, "S n"]
     n_done: Int[Array, "S"]
+    alive: Bool[Array, "S"]
     forced: Bool[Array, "S n"] | None = None
     state: Int[Array, "S"] | None = None
 
@@ -112,7 +113,7 @@ def decode_round(
     old = [_cached(old_keys, old_values, lengths, context)] if context else []
     lanes = rows.shape[0]
     fresh = jnp.zeros((config.n_layers, lanes, config.n_kv_heads, n, config.head_dim), config.dtype)
-    out = Round(jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32))
+    out = empty_round(lanes, n)
     begin = _State(
         step=jnp.int32(0),
         last=last.astype(jnp.int32),
@@ -145,7 +146,13 @@ def decode_round(
 
     end = jax.lax.while_loop(lambda state: (state.step < n) & jnp.any(state.active), advance, begin)
     cache = append(cache, stack_layers(config, end.new), rows, lengths, end.out.n_done)
-    return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan))
+    return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan), alive=end.active)
+
+
+def empty_round(lanes: int, n: int) -> Round:
+    """A round in which nothing was sampled."""
+    none = jnp.zeros((lanes,), jnp.int32)
+    return Round(jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), none, jnp.zeros((lanes,), bool))
 
 
 def _feed(
@@ -167,6 +174,7 @@ def _written(state: _State, token: Int[Array, "S"], logp: Float[Array, "S"], way
         _put(state.out.tokens, jnp.where(state.active, token, 0)[:, None], state.step, axis=1),
         _put(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], state.step, axis=1),
         state.out.n_done + state.active,
+        state.out.alive,
     )
     if ways is None:
         return out

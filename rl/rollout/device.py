@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
@@ -36,6 +37,9 @@ class Lanes:
     top_p: Float[np.ndarray, "S"]
     min_p: Float[np.ndarray, "S"]
     state: Int[np.ndarray, "S"]  # in the round's constraint; unread without one
+    # Lane of the round before, not read yet, whose last id and state this lane goes on from (it does nothing where that
+    # one is at its end); -1 where `last`, `remaining` and `state` are known here.
+    after: Int[np.ndarray, "S"]
 
     @staticmethod
     def idle(lanes: int, *, no_row: int) -> "Lanes":
@@ -52,6 +56,7 @@ class Lanes:
             top_p=np.ones(lanes, np.float32),
             min_p=np.zeros(lanes, np.float32),
             state=np.zeros(lanes, np.int32),
+            after=np.full(lanes, -1, np.int32),
         )
 
 
@@ -62,6 +67,7 @@ class Device:
         self._config = config
         self._cache: Any = kv_cache.alloc(config, residents, capacity)
         self._tables: weakref.WeakKeyDictionary[Constraint, jax.Array] = weakref.WeakKeyDictionary()
+        self._before: generate.Round | None = None
         self._compiled_before = _cache_sizes()
 
     def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
@@ -80,18 +86,30 @@ class Device:
         truncated: bool,
         constraint: Constraint | None = None,
     ) -> generate.Round:
-        """Sample up to `n` tokens a lane, all under one constraint or none; DONATES the cache. Waits for the result,
-        which is in NumPy arrays.
+        """Sample up to `n` tokens a lane, all under one constraint or none; DONATES the cache. Returns at once: `read` the
+        round when the next one has begun.
 
         `truncated` is the program that knows top-k, top-p and min-p (it sorts the vocabulary).
         """
         table = None if constraint is None else self._table(constraint)
         ends = np.full(END_IDS, -1, np.int32)
         ends[: len(end_ids)] = end_ids
+        before = self._before
+        if before is None or before.tokens.shape != (len(lanes.rows), n):
+            before = generate.empty_round(len(lanes.rows), n)
+        before = before._replace(logp=None, forced=None)
+        if table is not None and before.state is None:
+            before = before._replace(state=before.n_done)  # unread: no lane goes on from a round without one
+        if table is None:
+            before = before._replace(state=None)
         lanes, ends = jax.device_put((lanes, ends))  # H2D
-        self._cache, out = _decode(
-            params, self._config, self._cache, lanes, ends, table, context=context, n=n, truncated=truncated
+        self._cache, self._before = _decode(
+            params, self._config, self._cache, before, lanes, ends, table, context=context, n=n, truncated=truncated
         )
+        return self._before
+
+    def read(self, out: generate.Round) -> generate.Round:
+        """The round in NumPy arrays; waits for it."""
         return jax.device_get(out)  # D2H, once a round
 
     def _table(self, constraint: Constraint) -> jax.Array:
@@ -110,7 +128,7 @@ class Device:
 
     def free(self) -> None:
         """Let go of what is on the device; nothing can run any more."""
-        self._cache = None
+        self._cache = self._before = None
         self._tables.clear()
 
     def compiles(self) -> int:
@@ -128,12 +146,17 @@ def _prefill(params, config, cache, rows, tokens, start, n_new, *, context):
 
 
 @partial(jax.jit, static_argnames=("config", "context", "n", "truncated"), donate_argnames="cache")
-def _decode(params, config, cache, lanes, end_ids, table, *, context, n, truncated):
+def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n, truncated):
+    goes_on, place = lanes.after >= 0, jnp.maximum(lanes.after, 0)
+    last = jnp.where(goes_on, before.tokens[place, n - 1], lanes.last)
+    remaining = jnp.where(goes_on & ~before.alive[place], 0, lanes.remaining)
     cut = Cut(lanes.top_k, lanes.top_p, lanes.min_p) if truncated else None
-    rules = None if table is None else generate.Rules(table, lanes.state)
+    rules = None
+    if table is not None:
+        rules = generate.Rules(table, jnp.where(goes_on, before.state[place], lanes.state))
     return generate.decode_round(
-        params, config, cache, lanes.rows, lanes.last, lanes.lengths,
-        jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, lanes.remaining,
+        params, config, cache, lanes.rows, last, lanes.lengths,
+        jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, remaining,
         end_ids=end_ids, n=n, context=context, cut=cut, rules=rules,
     )  # fmt: skip
 

@@ -13,22 +13,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt32
 
 from models.config import ModelConfig
 from models.constraint import Constraint
+from models.generate import Round
 from models.sampling import Sampling
 from rl.rollout.device import END_IDS, Device, Lanes
 from rl.rollout.keys import fold_in, key_data, request_key  # noqa: F401  (request_key is part of this face)
 from rl.rollout.residents import Residents
 from rl.rollout.schedule import Plan, next_plan
 from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request, Session
-from rl.rollout.stops import StopIds, first_stop
+from rl.rollout.stops import StopIds
+from rl.rollout.turns import lane_arrays, take
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
+
+
+class _Unread(NamedTuple):
+    """The round that runs, or that has run and is not read yet."""
+
+    out: Round
+    requests: list[Request]
+    version: int
 
 
 class Engine:
@@ -90,6 +100,7 @@ class Engine:
         self._failure: BaseException | None = None
         self._closing = self._draining = False
         self._published_s: float | None = None  # when weights came that no token has been sampled by yet
+        self._unread: _Unread | None = None  # the engine thread's own
         self._busy_lanes = 0
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
@@ -367,27 +378,50 @@ class Engine:
         try:
             while True:
                 with self._lock:
-                    self._work.wait_for(lambda: self._closing or self._next or self._commands or self._requests)
+                    self._work.wait_for(
+                        lambda: self._closing or self._next or self._commands or self._requests or self._unread
+                    )
                     if self._closing:
                         break
-                self._obey()
+                    urgent = self._next is not None or bool(self._commands)
+                if urgent:
+                    self._read()  # new weights and copies find every session as it is
+                if self._unread is None:
+                    self._obey()
                 with self._lock:
+                    if self._next is not None and self._unread is not None:
+                        continue
                     self._swap()  # where the plan is made: what is planned after publish() returned has its weights
                     self._residents.seat(self._requests)
                     copies, waiting = self._residents.share(self._requests, newest_only=self.config.key_shift)
                 for copy in copies:
                     self._copy(copy.source, copy.targets, copy.n_tokens)
                 with self._lock:
-                    runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]
-                    plan = next_plan(runnable, self.contexts, prefill_rows=self._prefill_rows, lanes=self.lanes)
-                    self._busy_lanes = len(plan.requests) if plan is not None and plan.kind == "decode" else 0
-                if plan is not None:
-                    (self._prefill if plan.kind == "prefill" else self._decode)(plan)
+                    if self._next is not None:
+                        continue
+                    plan = self._plan(waiting)
+                # A round is read when the next program has begun: the device does not wait for what the host makes
+                # of its tokens.
+                if plan is None:
+                    self._read()
+                elif plan.kind == "prefill":
+                    self._prefill(plan)
+                    self._read()
+                else:
+                    self._decode(plan)
         except BaseException as error:  # every caller hears of it, now and later
             self._failure = error
             logging.exception("engine thread died")
         finally:
             self._end()
+
+    def _plan(self, waiting: set[Request]) -> Plan | None:
+        runnable = [
+            request
+            for request in self._requests
+            if request.session.row is not None and request not in waiting and request.remaining(self.capacity) > 0
+        ]
+        return next_plan(runnable, self.contexts, prefill_rows=self._prefill_rows, lanes=self.lanes)
 
     def _obey(self) -> None:
         """Run what callers queued. A command leaves the queue when it has run: one that raises, and those behind it,
@@ -461,10 +495,11 @@ class Engine:
             self._counts["prefill_s"] += time.monotonic() - began
 
     def _decode(self, plan: Plan) -> None:
+        """Begin a round, then read the one before."""
         began = time.monotonic()
         with self._lock:
-            requests = [r for r in plan.requests if r.reason is None]  # not closed or timed out since the plan
-            lanes = self._lane_arrays(requests)
+            requests = [r for r in plan.requests if r.reason is None]  # not closed or interrupted since the plan
+            lanes = lane_arrays(requests, self.lanes, no_row=self.residents, capacity=self.capacity)
         out = self._device.decode(
             self._snapshot.params,
             lanes,
@@ -474,64 +509,47 @@ class Engine:
             truncated=plan.truncated,
             constraint=plan.constraint,
         )
+        self._counts["decode_s"] += time.monotonic() - began
+        self._read()
         with self._lock:
-            for i, request in enumerate(requests):
+            for lane, request in enumerate(requests):
+                request.lane, request.unread = lane, self._round_tokens
+            self._busy_lanes = len(requests)
+        self._unread = _Unread(out, requests, self._snapshot.version)
+
+    def _read(self) -> None:
+        """Add the tokens of the round that is not read yet to their turns; waits for them."""
+        if self._unread is None:
+            return
+        began = time.monotonic()
+        unread, self._unread = self._unread, None
+        out = self._device.read(unread.out)
+        with self._lock:
+            for lane, request in enumerate(unread.requests):
+                request.unread = 0
                 if request.reason is None:
-                    n = int(out.n_done[i])
-                    forced = () if out.forced is None else np.flatnonzero(out.forced[i]).tolist()
-                    self._take(request, out.tokens[i, :n].tolist(), out.logp[i, :n].tolist(), forced)
+                    self._take(request, out, lane, unread.version)
             self._busy_lanes = 0
             self._counts["rounds"] += 1
-            self._counts["lanes_used"] += len(requests)
-            self._counts["tokens_sampled"] += int(out.n_done[: len(requests)].sum())
+            self._counts["lanes_used"] += int(np.count_nonzero(out.n_done))
+            self._counts["tokens_sampled"] += int(out.n_done.sum())
             now = time.monotonic()
             self._counts["decode_s"] += now - began
-            if self._published_s is not None and self._next is None:
+            if self._published_s is not None and unread.version == (self._next or self._snapshot).version:
                 self._counts["publish_to_token_s"], self._published_s = now - self._published_s, None
 
-    def _lane_arrays(self, requests: Sequence[Request]) -> Lanes:
-        """One lane a request, the others idle."""
-        lanes = Lanes.idle(self.lanes, no_row=self.residents)
-        for i, request in enumerate(requests):
-            s, how = request.session, request.session.sampling
-            lanes.rows[i], lanes.last[i], lanes.lengths[i], lanes.keys[i] = s.row, s._ids[-1], s._cached, s.key
-            lanes.remaining[i] = min(request.max_tokens - len(request.logp), self.capacity - len(s._ids))
-            lanes.temperature[i], lanes.greedy[i] = how.temperature, how.greedy
-            lanes.top_k[i], lanes.top_p[i], lanes.min_p[i] = how.top_k, how.top_p, how.min_p
-            if request.constraint is not None:
-                lanes.state[i] = request.constraint.after(s._ids[request.first :])
-        return lanes
-
-    def _take(self, request: Request, tokens: list[int], logp: list[float], forced: Sequence[int]) -> None:
-        """Add a round's tokens to the turn, up to where it ends."""
+    def _take(self, request: Request, out: Round, lane: int, version: int) -> None:
         session = request.session
-        old = len(request.logp)
-        n, reason = len(tokens), None
-        ends = [i for i, t in enumerate(tokens) if t in self._end_ids]
-        if ends:
-            n, reason = ends[0] + 1, "stop"
-        turn = session._ids[request.first :] + tokens[:n]
-        crossing = first_stop(self._view, turn, old, request.stop)
-        if crossing is not None and (reason is None or crossing < old + n):
-            n, reason = crossing - old, "stop"
-        session._ids.extend(tokens[:n])
-        session._cached += len(tokens)
-        self._rewind(session, len(session._ids) - 1)
-        request.logp.extend(logp[:n])
-        request.forced.extend(old + i for i in forced if i < n)
-        request.version.extend([self._snapshot.version] * n)
-        self._counts["tokens_kept"] += n
-        if reason is None and (len(request.logp) >= request.max_tokens or len(session._ids) >= self.capacity):
-            reason = "length"
+        kept, reason = take(request, out, lane, version, view=self._view, end_ids=self._end_ids, capacity=self.capacity)
+        session._cached += int(out.n_done[lane])
+        self._counts["tokens_kept"] += kept
+        # Ids beyond a stop string that the host alone sees are forgotten. The shifted key of the next id needs the raw
+        # key of the one before, and the cache has the newest one's only: that of a round which runs on, maybe.
+        runs_on = reason is not None and bool(out.alive[lane])
+        if session._cached > len(session._ids) - 1 or runs_on:
+            session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)
         if reason is not None:
             self._finish(request, reason)
-
-    def _rewind(self, session: Session, length: int) -> None:
-        """Forget cached ids from `length` on."""
-        if session._cached > length:
-            # The shifted key of the next id needs the raw key of the one before, and the cache has the
-            # newest one's only.
-            session._cached = 0 if self.config.key_shift else length
 
     def _compile(self) -> None:
         rows = np.full(self._prefill_rows, self.residents, np.int32)

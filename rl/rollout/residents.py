@@ -88,7 +88,9 @@ class Residents:
             leader = self._leaders.setdefault(prompt, session)
             if leader is session:
                 continue
-            ready = leader._cached == len(prompt) if newest_only else leader._cached >= len(prompt)
+            ready = leader._cached >= len(prompt)
+            if newest_only and (leader._cached > len(prompt) or (leader._request and leader._request.unread)):
+                ready = False
             if ready:
                 copies.setdefault(leader, Copy(leader.row, [], len(prompt))).targets.append(session)
             elif leader._request is not None and leader._cached < len(prompt):

@@ -25,21 +25,17 @@ def next_plan(requests: Iterable[Request], contexts: Sequence[int], *, prefill_r
     waiting.
 
     The attention width is the least of `contexts` that holds the session's cached ids, a function of its own length
-    alone.
+    alone. Requests with unread tokens are planned as if none of those ended the turn; as they have just had a lane,
+    those that wait for one come first.
     """
     requests = list(requests)
     groups: dict[tuple, list[Request]] = {}
     for request in requests:
         session = request.session
-        context = next(c for c in contexts if c >= session._cached)
-        if session._cached < len(session._ids) - 1:
-            program = (
-                "prefill",
-                context if session._cached else 0,
-                (),
-                False,
-                None,
-            )  # a first chunk reads no cache at all
+        context = next(c for c in contexts if c >= request.cached)
+        if request.cached < len(session._ids) - 1:
+            context = context if session._cached else 0  # a first chunk reads no cache at all
+            program = ("prefill", context, (), False, None)
         else:
             program = ("decode", context, request.end_ids, session.sampling.truncated, request.constraint)
         groups.setdefault(program, []).append(request)

@@ -43,8 +43,19 @@ class Request:
     version: list[int] = dataclasses.field(default_factory=list)
     forced: list[int] = dataclasses.field(default_factory=list)
     waited: int = 0  # device programs that ran without it
+    lane: int = -1  # its lane in the round that is not read yet
+    unread: int = 0  # tokens which that round samples for it, unless it ends there
     reason: str | None = None
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    @property
+    def cached(self) -> int:
+        """Ids in the session's row, the unread ones included."""
+        return self.session._cached + self.unread
+
+    def remaining(self, capacity: int) -> int:
+        """Tokens that it may still sample after the unread ones."""
+        return min(self.max_tokens - len(self.logp), capacity - len(self.session._ids)) - self.unread
 
 
 class Session:

@@ -343,8 +343,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[key_shift]",
         "rl/rollout/residents.py",
-        "ready = leader._cached == len(prompt) if newest_only else leader._cached >= len(prompt)",
-        "ready = leader._cached >= len(prompt)",
+        "if newest_only and (leader._cached > len(prompt) or (leader._request and leader._request.unread)):",
+        "if False:",
     ),
     Mutant(
         "tests/rl/test_engine.py::test_sessions_beyond_the_residents_lend_rows_and_go_on_as_if_they_had_stayed",
@@ -361,8 +361,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_engine.py::test_deadline_ends_the_turn_with_what_there_is",
         "rl/rollout/engine.py",
-        "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)",
-        "session._cached = len(session._ids)",
+        "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
+        "        self._finish(request, reason)",
+        "session._cached = len(session._ids)\n        self._finish(request, reason)",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(

@@ -300,7 +300,7 @@ def test_deadline_ends_the_turn_with_what_there_is(engine, monkeypatch, params):
         slow(engine, patch, 0.2)
         turn = session.generate([1, 2], max_tokens=20, deadline_s=0.3)
         none = session.generate([], max_tokens=20, deadline_s=0.05)
-    assert (turn.reason, none.reason, none.ids) == ("time", "time", []) and len(turn.ids) in (4, 8)
+    assert (turn.reason, none.reason, none.ids) == ("time", "time", []) and len(turn.ids) in (0, 4, 8)
     assert session.ids == greedy_by_apply(params, [*session.ids[:9]], len(turn.ids))
     assert session.generate([3], max_tokens=5).ids == greedy_by_apply(params, session.ids[:-5], 5)[-5:]
 

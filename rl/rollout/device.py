@@ -86,8 +86,8 @@ class Device:
         truncated: bool,
         constraint: Constraint | None = None,
     ) -> generate.Round:
-        """Sample up to `n` tokens a lane, all under one constraint or none; DONATES the cache. Returns at once: `read` the
-        round when the next one has begun.
+        """Sample up to `n` tokens a lane, all under one constraint or none; DONATES the cache. Returns at once: `read`
+        the round when the next one has begun.
 
         `truncated` is the program that knows top-k, top-p and min-p (it sorts the vocabulary).
         """

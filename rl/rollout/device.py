@@ -21,6 +21,30 @@ from models.sampling import Cut
 END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
 
 
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """What is compiled for: R residents of `capacity` ids, S lanes of `round_tokens` tokens, prefill batches of
+    `prefill_rows` rows of `prefill_chunk` tokens, attention over `contexts` columns.
+    """
+
+    lanes: int
+    residents: int
+    capacity: int
+    round_tokens: int
+    prefill_rows: int
+    prefill_chunk: int
+    contexts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= self.residents or min(dataclasses.astuple(self)[3:6]) < 1 or self.capacity < 2:
+            raise ValueError(f"Engine: got {self}, want 1 <= lanes <= residents, capacity >= 2 and positive shapes")
+        rising = list(self.contexts) == sorted(set(self.contexts))
+        if not rising or self.contexts[-1] != self.capacity or self.contexts[0] < 1:
+            raise ValueError(
+                f"Engine: got contexts={self.contexts}, want rising widths that end at capacity={self.capacity}"
+            )
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lanes:

@@ -13,32 +13,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt32
 
 from models.config import ModelConfig
 from models.constraint import Constraint
-from models.generate import Round
 from models.sampling import Sampling
-from rl.rollout.device import END_IDS, Device, Lanes
+from rl.rollout.device import END_IDS, Shapes
 from rl.rollout.keys import fold_in, key_data, request_key  # noqa: F401  (request_key is part of this face)
 from rl.rollout.residents import Residents
+from rl.rollout.rounds import Rounds
 from rl.rollout.schedule import Plan, next_plan
 from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request, Session
 from rl.rollout.stops import StopIds
-from rl.rollout.turns import lane_arrays, take
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
-
-
-class _Unread(NamedTuple):
-    """The round that runs, or that has run and is not read yet."""
-
-    out: Round
-    requests: list[Request]
-    version: int
 
 
 class Engine:
@@ -69,22 +60,15 @@ class Engine:
         sessions: int | None = None,
         kv_on_update: str = "recompute",
     ):
-        self.contexts = tuple(contexts) or (capacity,)
+        shapes = Shapes(
+            lanes, residents, capacity, round_tokens, prefill_rows, prefill_chunk, tuple(contexts) or (capacity,)
+        )
         sessions = residents if sessions is None else sessions
-        if not 1 <= lanes <= residents <= sessions or min(round_tokens, prefill_rows, prefill_chunk, capacity - 1) < 1:
-            raise ValueError(
-                f"Engine: got {lanes=} {residents=} {sessions=} {capacity=} {round_tokens=} {prefill_rows=} "
-                f"{prefill_chunk=}; want 1 <= lanes <= residents <= sessions, capacity >= 2 and positive shapes"
-            )
+        if sessions < residents:
+            raise ValueError(f"Engine: got {sessions=}, want at least {residents=}")
         if kv_on_update not in ("recompute", "keep"):
             raise ValueError(f"Engine: got {kv_on_update=}, want recompute or keep")
-        if list(self.contexts) != sorted(set(self.contexts)) or self.contexts[-1] != capacity or self.contexts[0] < 1:
-            raise ValueError(f"Engine: got contexts={self.contexts}, want rising widths that end at {capacity=}")
-        self.config, self.lanes, self.residents, self.capacity = config, lanes, residents, capacity
-        self.sessions, self.kv_on_update = sessions, kv_on_update
-        self._view, self._end_ids = view, tuple(sorted(set(end_ids)))
-        self._round_tokens, self._prefill_rows, self._prefill_chunk = round_tokens, prefill_rows, prefill_chunk
-        self._device = Device(config, residents, capacity)
+        self.config, self.shapes, self.sessions, self.kv_on_update = config, shapes, sessions, kv_on_update
 
         self._lock = threading.RLock()  # guards all below; the thread computes outside it
         self._work = threading.Condition(self._lock)  # the engine thread waits here
@@ -96,16 +80,17 @@ class Engine:
         self._sessions: set[Session] = set()
         self._residents = Residents(residents)
         self._queue: deque[object] = deque()  # callers waiting to open, first come first served
-        self._stop_ids = StopIds(view, config.vocab_size)
+        self._end_ids, self._stop_ids = tuple(sorted(set(end_ids))), StopIds(view, config.vocab_size)
         self._failure: BaseException | None = None
         self._closing = self._draining = False
         self._published_s: float | None = None  # when weights came that no token has been sampled by yet
-        self._unread: _Unread | None = None  # the engine thread's own
-        self._busy_lanes = 0
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
             "prefill_s decode_s publish_to_token_s".split(),
             0,
+        )
+        self._rounds = Rounds(
+            config, shapes, lock=self._lock, counts=self._counts, view=view, end_ids=self._end_ids, finish=self._finish
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -141,7 +126,7 @@ class Engine:
     def warm_up(self) -> float:
         """Compile every shape by running it on no rows; the seconds it took."""
         began = time.monotonic()
-        self._on_thread(self._compile)
+        self._on_thread(lambda: self._rounds.compile(self._snapshot.params))
         return time.monotonic() - began
 
     def stats(self) -> dict[str, float]:
@@ -150,19 +135,19 @@ class Engine:
         `publish_to_token_s`: from the last publish that has been sampled by to its first token.
         """
         with self._lock:
-            places = self.lanes * self._counts["rounds"]
+            places = self.shapes.lanes * self._counts["rounds"]
             return {
                 "version": self._snapshot.version,
                 "sessions": len(self._sessions),
                 "requests": len(self._requests),
-                "busy_lanes": self._busy_lanes,
+                "busy_lanes": self._rounds.busy_lanes,
                 "free_rows": self._residents.n_free,
                 "evictions": self._residents.evictions,
                 "kv_kept": float(self.kv_on_update == "keep"),
                 "waiting_opens": len(self._queue),
                 "lane_places": places,
                 "lane_occupancy_frac": self._counts["lanes_used"] / max(1, places),
-                "compiles": self._device.compiles(),
+                "compiles": self._rounds.device.compiles(),
                 **self._counts,
             }
 
@@ -223,9 +208,10 @@ class Engine:
             first = before + len(new)
             if first == 0:
                 raise ValueError("generate: got no ids for an empty session, want at least one to sample after")
-            if first >= self.capacity:
+            if first >= self.shapes.capacity:
                 raise CapacityError(
-                    f"{first} ids leave no room for a token in {self.capacity=}; shorten the prompt or raise capacity"
+                    f"{first} ids leave no room for a token in capacity={self.shapes.capacity}; shorten the prompt or "
+                    "raise capacity"
                 )
             session._ids.extend(new.tolist())
             ends = (self._end_ids + stop_ids)[:END_IDS]
@@ -312,7 +298,7 @@ class Engine:
                 seated = [child for child in children if self._residents.lend(child)]
                 # The parent's own row may have been lent to one of them, which then has nothing to copy.
                 seated = [child for child in seated if child.row != source]
-            self._copy(source, seated, cached)
+            self._rounds.copy(source, seated, cached)
 
         self._on_thread(copy)
         return children
@@ -379,23 +365,23 @@ class Engine:
             while True:
                 with self._lock:
                     self._work.wait_for(
-                        lambda: self._closing or self._next or self._commands or self._requests or self._unread
+                        lambda: self._closing or self._next or self._commands or self._requests or self._rounds.unread
                     )
                     if self._closing:
                         break
                     urgent = self._next is not None or bool(self._commands)
                 if urgent:
-                    self._read()  # new weights and copies find every session as it is
-                if self._unread is None:
+                    self._rounds.read()  # new weights and copies find every session as it is
+                if self._rounds.unread is None:
                     self._obey()
                 with self._lock:
-                    if self._next is not None and self._unread is not None:
+                    if self._next is not None and self._rounds.unread is not None:
                         continue
                     self._swap()  # where the plan is made: what is planned after publish() returned has its weights
                     self._residents.seat(self._requests)
                     copies, waiting = self._residents.share(self._requests, newest_only=self.config.key_shift)
                 for copy in copies:
-                    self._copy(copy.source, copy.targets, copy.n_tokens)
+                    self._rounds.copy(copy.source, copy.targets, copy.n_tokens)
                 with self._lock:
                     if self._next is not None:
                         continue
@@ -403,12 +389,13 @@ class Engine:
                 # A round is read when the next program has begun: the device does not wait for what the host makes
                 # of its tokens.
                 if plan is None:
-                    self._read()
+                    self._rounds.read()
                 elif plan.kind == "prefill":
-                    self._prefill(plan)
-                    self._read()
+                    self._rounds.prefill(plan, self._snapshot)
+                    self._rounds.read()
                 else:
-                    self._decode(plan)
+                    self._rounds.decode(plan, self._snapshot)
+                self._time_publish()
         except BaseException as error:  # every caller hears of it, now and later
             self._failure = error
             logging.exception("engine thread died")
@@ -416,12 +403,16 @@ class Engine:
             self._end()
 
     def _plan(self, waiting: set[Request]) -> Plan | None:
-        runnable = [
-            request
-            for request in self._requests
-            if request.session.row is not None and request not in waiting and request.remaining(self.capacity) > 0
-        ]
-        return next_plan(runnable, self.contexts, prefill_rows=self._prefill_rows, lanes=self.lanes)
+        runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]
+        return next_plan([r for r in runnable if r.remaining(self.shapes.capacity) > 0], self.shapes)
+
+    def _time_publish(self) -> None:
+        """Once a token of the newest weights has been read: how long that took since they came."""
+        with self._lock:
+            newest = (self._next or self._snapshot).version
+            if self._published_s is not None and self._rounds.newest_read == newest:
+                self._counts["publish_to_token_s"] = time.monotonic() - self._published_s
+                self._published_s = None
 
     def _obey(self) -> None:
         """Run what callers queued. A command leaves the queue when it has run: one that raises, and those behind it,
@@ -444,8 +435,8 @@ class Engine:
             for _, done in self._commands:
                 done.set()
             self._commands.clear()
-            self._busy_lanes = 0
-            self._device.free()
+            self._rounds.busy_lanes = 0
+            self._rounds.device.free()
             self._places.notify_all()
 
     def _swap(self) -> None:
@@ -457,109 +448,3 @@ class Engine:
             for session in self._sessions:
                 session._cached = 0
         self._counts["swaps"] += 1
-
-    def _copy(self, source: int, targets: Sequence[Session], n_tokens: int) -> None:
-        """KV of the first `n_tokens` ids from one row to those of `targets`."""
-        context = next(c for c in self.contexts if c >= n_tokens)
-        with self._lock:
-            rows = [target.row for target in targets if target.row is not None]
-        for i in range(0, len(rows), self._prefill_rows):
-            self._device.copy(source, rows[i : i + self._prefill_rows], width=self._prefill_rows, context=context)
-        with self._lock:
-            for target in targets:
-                if target.row is not None:  # else it was closed meanwhile
-                    target._cached = n_tokens
-            self._counts["copies"] += len(rows)
-            self._counts["tokens_copied"] += len(rows) * n_tokens
-
-    def _prefill(self, plan: Plan) -> None:
-        began = time.monotonic()
-        rows = np.full(self._prefill_rows, self.residents, np.int32)  # beyond the last row: nothing is written
-        tokens = np.zeros((self._prefill_rows, self._prefill_chunk), np.int32)
-        start, n_new = np.zeros_like(rows), np.zeros_like(rows)
-        with self._lock:
-            for i, request in enumerate(plan.requests):
-                s = request.session
-                if request.reason is not None:  # closed or interrupted since the plan
-                    continue
-                chunk = s._ids[s._cached : len(s._ids) - 1][: self._prefill_chunk]
-                rows[i], start[i], n_new[i] = s.row, s._cached, len(chunk)
-                tokens[i, : len(chunk)] = chunk
-        self._device.prefill(self._snapshot.params, rows, tokens, start, n_new, context=plan.context)
-        with self._lock:
-            for i, request in enumerate(plan.requests):
-                if request.reason is None:
-                    request.session._cached += int(n_new[i])
-            self._counts["prefills"] += 1
-            self._counts["tokens_prefilled"] += int(n_new.sum())
-            self._counts["prefill_s"] += time.monotonic() - began
-
-    def _decode(self, plan: Plan) -> None:
-        """Begin a round, then read the one before."""
-        began = time.monotonic()
-        with self._lock:
-            requests = [r for r in plan.requests if r.reason is None]  # not closed or interrupted since the plan
-            lanes = lane_arrays(requests, self.lanes, no_row=self.residents, capacity=self.capacity)
-        out = self._device.decode(
-            self._snapshot.params,
-            lanes,
-            plan.end_ids,
-            context=plan.context,
-            n=self._round_tokens,
-            truncated=plan.truncated,
-            constraint=plan.constraint,
-        )
-        self._counts["decode_s"] += time.monotonic() - began
-        self._read()
-        with self._lock:
-            for lane, request in enumerate(requests):
-                request.lane, request.unread = lane, self._round_tokens
-            self._busy_lanes = len(requests)
-        self._unread = _Unread(out, requests, self._snapshot.version)
-
-    def _read(self) -> None:
-        """Add the tokens of the round that is not read yet to their turns; waits for them."""
-        if self._unread is None:
-            return
-        began = time.monotonic()
-        unread, self._unread = self._unread, None
-        out = self._device.read(unread.out)
-        with self._lock:
-            for lane, request in enumerate(unread.requests):
-                request.unread = 0
-                if request.reason is None:
-                    self._take(request, out, lane, unread.version)
-            self._busy_lanes = 0
-            self._counts["rounds"] += 1
-            self._counts["lanes_used"] += int(np.count_nonzero(out.n_done))
-            self._counts["tokens_sampled"] += int(out.n_done.sum())
-            now = time.monotonic()
-            self._counts["decode_s"] += now - began
-            if self._published_s is not None and unread.version == (self._next or self._snapshot).version:
-                self._counts["publish_to_token_s"], self._published_s = now - self._published_s, None
-
-    def _take(self, request: Request, out: Round, lane: int, version: int) -> None:
-        session = request.session
-        kept, reason = take(request, out, lane, version, view=self._view, end_ids=self._end_ids, capacity=self.capacity)
-        session._cached += int(out.n_done[lane])
-        self._counts["tokens_kept"] += kept
-        # Ids beyond a stop string that the host alone sees are forgotten. The shifted key of the next id needs the raw
-        # key of the one before, and the cache has the newest one's only: that of a round which runs on, maybe.
-        runs_on = reason is not None and bool(out.alive[lane])
-        if session._cached > len(session._ids) - 1 or runs_on:
-            session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)
-        if reason is not None:
-            self._finish(request, reason)
-
-    def _compile(self) -> None:
-        rows = np.full(self._prefill_rows, self.residents, np.int32)
-        tokens = np.zeros((self._prefill_rows, self._prefill_chunk), np.int32)
-        none = np.zeros_like(rows)
-        lanes = Lanes.idle(self.lanes, no_row=self.residents)
-        for context in (0, *self.contexts):
-            self._device.prefill(self._snapshot.params, rows, tokens, none, none, context=context)
-        for context in self.contexts:
-            self._device.copy(0, [], width=self._prefill_rows, context=context)
-            self._device.decode(
-                self._snapshot.params, lanes, (), context=context, n=self._round_tokens, truncated=False
-            )

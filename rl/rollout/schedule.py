@@ -1,9 +1,10 @@
 """Which program the engine runs next, and for whom. Pure: nothing here touches a device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from models.constraint import Constraint
+from rl.rollout.device import Shapes
 from rl.rollout.session import Request
 
 
@@ -20,11 +21,11 @@ class Plan(NamedTuple):
     requests: list[Request]
 
 
-def next_plan(requests: Iterable[Request], contexts: Sequence[int], *, prefill_rows: int, lanes: int) -> Plan | None:
+def next_plan(requests: Iterable[Request], shapes: Shapes) -> Plan | None:
     """The fullest program over `requests` (in order of arrival); None if there are none. Counts how often each was left
     waiting.
 
-    The attention width is the least of `contexts` that holds the session's cached ids, a function of its own length
+    The attention width is the least compiled one that holds the session's cached ids, a function of its own length
     alone. Requests with unread tokens are planned as if none of those ended the turn; as they have just had a lane,
     those that wait for one come first.
     """
@@ -32,7 +33,7 @@ def next_plan(requests: Iterable[Request], contexts: Sequence[int], *, prefill_r
     groups: dict[tuple, list[Request]] = {}
     for request in requests:
         session = request.session
-        context = next(c for c in contexts if c >= request.cached)
+        context = next(c for c in shapes.contexts if c >= request.cached)
         if request.cached < len(session._ids) - 1:
             context = context if session._cached else 0  # a first chunk reads no cache at all
             program = ("prefill", context, (), False, None)
@@ -41,7 +42,7 @@ def next_plan(requests: Iterable[Request], contexts: Sequence[int], *, prefill_r
         groups.setdefault(program, []).append(request)
     if not groups:
         return None
-    width = {"prefill": prefill_rows, "decode": lanes}
+    width = {"prefill": shapes.prefill_rows, "decode": shapes.lanes}
     # A program costs the same however full: the fullest first. Waiting counts as fullness, so that nobody starves.
     program = max(groups, key=lambda p: sum(1 + r.waited / 4 for r in groups[p][: width[p[0]]]) / width[p[0]])
     # Stable: those that waited equally long go in order of arrival.

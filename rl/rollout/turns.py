@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from models.generate import Round
-from rl.rollout.device import Lanes
+from rl.rollout.device import Lanes, Shapes
 from rl.rollout.session import Request
 from rl.rollout.stops import first_stop
 
 
-def lane_arrays(requests: Sequence[Request], lanes: int, *, no_row: int, capacity: int) -> Lanes:
+def lane_arrays(requests: Sequence[Request], shapes: Shapes) -> Lanes:
     """One lane a request, the others idle. A request with unread tokens goes on from its lane of the round before."""
-    arrays = Lanes.idle(lanes, no_row=no_row)
+    arrays = Lanes.idle(shapes.lanes, no_row=shapes.residents)
     for i, request in enumerate(requests):
         s, how = request.session, request.session.sampling
         arrays.rows[i], arrays.lengths[i], arrays.keys[i] = s.row, request.cached, s.key
-        arrays.remaining[i] = request.remaining(capacity)
+        arrays.remaining[i] = request.remaining(shapes.capacity)
         arrays.temperature[i], arrays.greedy[i] = how.temperature, how.greedy
         arrays.top_k[i], arrays.top_p[i], arrays.min_p[i] = how.top_k, how.top_p, how.min_p
         if request.unread:
@@ -33,7 +33,6 @@ def take(
     out: Round,
     lane: int,
     version: int,
-    *,
     view: Callable[[list[int]], str],
     end_ids: Sequence[int],
     capacity: int,

@@ -270,9 +270,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_constraint.py::test_nobody_else_notices_and_every_session_has_its_own",
-        "rl/rollout/engine.py",
-        "lanes.state[i] = request.constraint.after(s._ids[request.first :])",
-        "lanes.state[i] = request.constraint.after(s._ids[request.first :][-1:])",
+        "rl/rollout/device.py",
+        "rules = generate.Rules(table, jnp.where(goes_on, before.state[place], lanes.state))",
+        "rules = generate.Rules(table, lanes.state)",
     ),
     Mutant(
         "tests/models/test_constraint.py::test_what_these_ids_cannot_spell_to_the_end_is_not_begun",
@@ -364,6 +364,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
         "        self._finish(request, reason)",
         "session._cached = len(session._ids)\n        self._finish(request, reason)",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
+        "rl/rollout/device.py",
+        "remaining = jnp.where(goes_on & ~before.alive[place], 0, lanes.remaining)",
+        "remaining = lanes.remaining",
+    ),
+    Mutant(
+        "tests/laws/test_engine.py::test_tokens_that_were_sampled_past_a_stop_leave_no_trace",
+        "rl/rollout/rounds.py",
+        "runs_on = reason is not None and bool(out.alive[lane])",
+        "runs_on = False",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(
@@ -567,8 +579,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
         "rl/rollout/worker.py",
-        "self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))",
-        "self._append(ids, turn if len(self) else -1, True, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, [False] * n, [0.0] * n, [-1] * n)",
+        "self._append(ids, turn if len(self) else -1, [True] * n, [0.0] * n, [-1] * n)",
     ),
     Mutant(
         "tests/models/test_codec.py::test_end_of_turn_is_glue_unless_sampled",

@@ -114,7 +114,7 @@ def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
     """CASES D5, D9: weights change after so many rounds: before the first, within a turn, between turns."""
     params = [make_params(config, seed) for seed in (0, 1)]
     engine = make_engine(config, params[0])
-    decode, ran = engine._device.decode, []
+    decode, ran = engine._rounds.device.decode, []
 
     def publishing(*args, **kwargs):
         if len(ran) == rounds:
@@ -122,7 +122,7 @@ def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
         ran.append(0)
         return decode(*args, **kwargs)
 
-    engine._device.decode = publishing
+    engine._rounds.device.decode = publishing
     ids, turns = play(engine, request_key(0, 0, 0), Sampling(), worlds(0))
     engine.close()
     position, logp, version = sampled(worlds(0), turns)

@@ -62,14 +62,14 @@ def greedy_by_apply(params, ids, n):
 
 
 def slow(engine, monkeypatch, seconds=0.02, before=lambda: None):
-    decode = engine._device.decode
+    decode = engine._rounds.device.decode
 
     def slower(*args, **kwargs):
         before()
         time.sleep(seconds)
         return decode(*args, **kwargs)
 
-    monkeypatch.setattr(engine._device, "decode", slower)
+    monkeypatch.setattr(engine._rounds.device, "decode", slower)
 
 
 def in_thread(call):
@@ -426,7 +426,7 @@ def test_a_dead_thread_reaches_every_caller(params, monkeypatch):
     def broken(*args, **kwargs):
         raise FloatingPointError("chip on fire")
 
-    monkeypatch.setattr(engine._device, "decode", broken)
+    monkeypatch.setattr(engine._rounds.device, "decode", broken)
     callers = [in_thread(lambda s=s: s.generate(PROMPT, max_tokens=4)) for s in sessions]
     for thread, out in [*callers, (blocked, opened)]:
         thread.join(5)

@@ -56,9 +56,8 @@ class Rounds:
         with self._lock:
             rows = [target.row for target in targets if target.row is not None]
         for i in range(0, len(rows), self._shapes.prefill_rows):
-            self.device.copy(
-                source, rows[i : i + self._shapes.prefill_rows], width=self._shapes.prefill_rows, context=context
-            )
+            some = rows[i : i + self._shapes.prefill_rows]
+            self.device.copy(source, some, width=self._shapes.prefill_rows, context=context)
         with self._lock:
             for target in targets:
                 if target.row is not None:  # else it was closed meanwhile
@@ -67,11 +66,10 @@ class Rounds:
             self._counts["tokens_copied"] += len(rows) * n_tokens
 
     def prefill(self, plan: Plan, weights: Snapshot) -> None:
-        began = time.monotonic()
-        rows = np.full(
-            self._shapes.prefill_rows, self._shapes.residents, np.int32
-        )  # beyond the last row: nothing is written
-        tokens = np.zeros((self._shapes.prefill_rows, self._shapes.prefill_chunk), np.int32)
+        """Begin the next chunk of each request's ids."""
+        began, shapes = time.monotonic(), self._shapes
+        rows = np.full(shapes.prefill_rows, shapes.residents, np.int32)  # beyond the last row: nothing is written
+        tokens = np.zeros((shapes.prefill_rows, shapes.prefill_chunk), np.int32)
         start, n_new = np.zeros_like(rows), np.zeros_like(rows)
         with self._lock:
             for i, request in enumerate(plan.requests):
@@ -95,9 +93,7 @@ class Rounds:
         began = time.monotonic()
         with self._lock:
             requests = [r for r in plan.requests if r.reason is None]  # not closed or interrupted since the plan
-            lanes = lane_arrays(
-                requests, self._shapes.lanes, no_row=self._shapes.residents, capacity=self._shapes.capacity
-            )
+            lanes = lane_arrays(requests, self._shapes)
         out = self.device.decode(
             weights.params,
             lanes,
@@ -136,9 +132,7 @@ class Rounds:
 
     def _take(self, request: Request, out: Round, lane: int, version: int) -> None:
         session = request.session
-        kept, reason = take(
-            request, out, lane, version, view=self._view, end_ids=self._end_ids, capacity=self._shapes.capacity
-        )
+        kept, reason = take(request, out, lane, version, self._view, self._end_ids, self._shapes.capacity)
         session._cached += int(out.n_done[lane])
         self._counts["tokens_kept"] += kept
         # Ids beyond a stop string that the host alone sees are forgotten. The shifted key of the next id needs the raw

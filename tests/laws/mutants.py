@@ -530,8 +530,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
         "rl/rollout/worker.py",
-        "self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))",
-        "self._append(ids, turn if len(self) else -1, True, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, [False] * n, [0.0] * n, [-1] * n)",
+        "self._append(ids, turn if len(self) else -1, [True] * n, [0.0] * n, [-1] * n)",
     ),
     Mutant(
         "tests/models/test_codec.py::test_end_of_turn_is_glue_unless_sampled",

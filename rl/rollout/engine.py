@@ -86,7 +86,7 @@ class Engine:
         self._published_s: float | None = None  # when weights came that no token has been sampled by yet
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
-            "prefill_s decode_s publish_to_token_s".split(),
+            "crowded_rounds crowded_lanes_used prefill_s decode_s publish_to_token_s".split(),
             0,
         )
         self._rounds = Rounds(

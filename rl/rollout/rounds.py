@@ -26,6 +26,7 @@ class _Unread(NamedTuple):
     out: Round
     requests: list[Request]
     version: int
+    crowded: bool
 
 
 class Rounds:
@@ -109,7 +110,7 @@ class Rounds:
             for lane, request in enumerate(requests):
                 request.lane, request.unread = lane, self._shapes.round_tokens
             self.busy_lanes = len(requests)
-        self.unread = _Unread(out, requests, weights.version)
+        self.unread = _Unread(out, requests, weights.version, plan.crowded)
 
     def read(self) -> None:
         """Add the tokens of the round that is not read yet to their turns; waits for them."""
@@ -125,7 +126,11 @@ class Rounds:
                     self._take(request, out, lane, unread.version)
             self.busy_lanes = 0
             self._counts["rounds"] += 1
-            self._counts["lanes_used"] += int(np.count_nonzero(out.n_done))
+            used = int(np.count_nonzero(out.n_done))
+            self._counts["lanes_used"] += used
+            if unread.crowded:
+                self._counts["crowded_rounds"] += 1
+                self._counts["crowded_lanes_used"] += used
             self._counts["tokens_sampled"] += int(out.n_done.sum())
             self._counts["decode_s"] += time.monotonic() - began
             self.newest_read = max(self.newest_read, unread.version)

@@ -19,6 +19,7 @@ class Plan(NamedTuple):
     truncated: bool  # top-k, top-p or min-p: a program of its own
     constraint: Constraint | None
     requests: list[Request]
+    crowded: bool  # whether a lane is wanted for each
 
 
 def next_plan(requests: Iterable[Request], shapes: Shapes) -> Plan | None:
@@ -51,4 +52,4 @@ def next_plan(requests: Iterable[Request], shapes: Shapes) -> Plan | None:
         request.waited += 1
     for request in chosen:
         request.waited = 0
-    return Plan(*program, chosen)
+    return Plan(*program, chosen, len(requests) >= shapes.lanes)

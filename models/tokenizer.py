@@ -79,16 +79,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | pathli
 
 
 def load_tokenizer(folder: str | pathlib.Path) -> "PreTrainedTokenizerFast":
-    """Reads a Hugging Face tokenizer folder (tokenizer.json and its config); FileNotFoundError when it is not one."""
+    """The tokenizer of a folder's tokenizer.json, and the named tokens and template beside it.
+
+    FileNotFoundError when there is no such file. AutoTokenizer would rebuild the backend of some classes (Qwen2Tokenizer,
+    GPT2Tokenizer) from its vocabulary and merges, with pieces of the class's own and so other ids than the file's.
+    """
     path = pathlib.Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise FileNotFoundError(
             f"tokenizer: got {path}, want a folder with tokenizer.json; train one "
             "(models.tokenizer.train_tokenizer) or give the folder of a fast tokenizer"
         )
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
 
 
 def end_ids(folder: str | pathlib.Path) -> tuple[int, ...]:

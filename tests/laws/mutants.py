@@ -650,6 +650,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- models of somebody else's: nothing is guessed, left over, or read by who does not need it
     Mutant(
+        "tests/models/test_tokenizer.py::test_ids_are_those_of_tokenizer_json_whatever_class_is_named",
+        "models/tokenizer.py",
+        "from transformers import PreTrainedTokenizerFast\n\n    return PreTrainedTokenizerFast",
+        "from transformers import AutoTokenizer\n\n    return AutoTokenizer",
+    ),
+    Mutant(
         "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
         "models/layout.py",
         "if str(index) not in done:",

@@ -81,8 +81,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | pathli
 def load_tokenizer(folder: str | pathlib.Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a folder's tokenizer.json, and the named tokens and template beside it.
 
-    FileNotFoundError when there is no such file. AutoTokenizer would rebuild the backend of some classes (Qwen2Tokenizer,
-    GPT2Tokenizer) from its vocabulary and merges, with pieces of the class's own and so other ids than the file's.
+    FileNotFoundError when there is no such file. AutoTokenizer would rebuild the backend of some classes
+    (Qwen2Tokenizer, GPT2Tokenizer) from its vocabulary and merges, with pieces of the class's own and so other ids.
     """
     path = pathlib.Path(folder)
     if not (path / "tokenizer.json").is_file():

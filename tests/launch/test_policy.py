@@ -17,11 +17,12 @@ from launch import build, evaluate, export, policy, runs, sft, train
 from launch.cli import ConfigError
 from launch.plan import COMPUTE, make_plan
 from launch.workdir import open_workdir
-from models import hf, lora, transformer
+from models import gguf, hf, lora, transformer
 from models.config import ModelConfig
 from models.sampling import Sampling
-from models.tokenizer import train_tokenizer
+from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.rewards.compose import RewardTerm
+from tests.models import test_gguf
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -196,3 +197,22 @@ def test_a_policy_of_no_family_is_not_exported(root, tmp_path):
         shutil.copytree(root / "tokenizer", workdir / "tokenizer")
     with pytest.raises(ConfigError, match="no Hugging Face family has key_shift=True"):
         export.export(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_tokenizer_that_transformers_would_read_otherwise_is_not_exported(root, tmp_path):
+    """Of Qwen2 it makes Qwen2Tokenizer, whatever tokenizer.json says; the other families' it leaves alone."""
+    ours = load_tokenizer(root / "tokenizer")
+    qwen2 = dataclasses.replace(THEIRS, attention_bias=True)
+    for model in (THEIRS, dataclasses.replace(THEIRS, qk_norm=True)):
+        export.check_tokenizer(ours, model)
+    with pytest.raises(ValueError, match="'qwen2' transformers reads it as Qwen2Tokenizer, which has another norm"):
+        export.check_tokenizer(ours, qwen2)
+    test_gguf.written(tmp_path / "m.gguf", "qwen2")
+    export.check_tokenizer(gguf.load(tmp_path / "m.gguf")[2], qwen2)  # it cuts text as that class does
+
+    config = config_of(root, **{"model/path": "", "model/attention_bias": True, "model/qk_norm": False})
+    with open_workdir(tmp_path / "run", config) as workdir:
+        shutil.copytree(root / "tokenizer", workdir / "tokenizer")
+    with pytest.raises(ConfigError, match="gives other ids; keep this policy"):
+        export.export(tmp_path / "run", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))

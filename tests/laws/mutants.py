@@ -722,6 +722,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/launch/test_policy.py::test_a_tokenizer_that_transformers_would_read_otherwise_is_not_exported",
+        "launch/export.py",
+        "check_tokenizer(tokenizer, model)\n",
+        "hf.family(model)\n",
+    ),
+    Mutant(
         "tests/launch/test_policy.py::test_what_reads_back_differently_is_not_exported",
         "launch/export.py",
         "if differ:",

@@ -739,6 +739,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "params = lora.merge(params)",
         "params = lora.base(params)",
     ),
+    Mutant(
+        "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
+        "models/hf_config.py",
+        "\"is_causal\": True,",
+        "\"is_causal\": False,",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
+        "models/hf_config.py",
+        "    if unknown:\n        raise ValueError(\n            f\"got {unknown[0]}",
+        "    if False:\n        raise ValueError(\n            f\"got {unknown[0]}",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_the_original_length_at_the_top_goes_first",
+        "models/hf_config.py",
+        "if name in config:",
+        "if False:",
+    ),
     # -- a tag of several tokens
     Mutant(
         "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",

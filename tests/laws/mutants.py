@@ -757,6 +757,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "if name in config:",
         "if False:",
     ),
+    Mutant(
+        "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/layout.py",
+        "block = stored[embed, _rows(heads, place.shape[1])]",
+        "block = stored[:, :][embed, _rows(heads, place.shape[1])]",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/gguf.py",
+        "first, last = begin // self.per_block, -(-end // self.per_block)",
+        "begin, first, last = begin, 0, self.shape[-1] // self.per_block",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_what_is_odd_is_named",
+        "models/gguf.py",
+        "if rest.pop(\"attention.causal\", True) is not True:",
+        "if rest.pop(\"attention.causal\", True) is None:",
+    ),
     # -- a tag of several tokens
     Mutant(
         "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",

@@ -127,6 +127,24 @@ def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_
         policy.check_model(plan)
 
 
+def test_errors_name_the_path_that_was_given(root, tmp_path):
+    folder = tmp_path / "m"
+    plan = make_plan(config_of(root, **{"model/path": str(folder)}))
+    shutil.copytree(root / "theirs", folder)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match=f"^{folder}: codec: .*want a fast tokenizer with a chat template: .*jinja"):
+        policy.check_model(plan)
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ValueError, match=f"^{folder}: codec: the chat template refuses"):
+        policy.check_model(plan)
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=f"^{folder}/tokenizer_config.json: unreadable"):
+        policy.check_model(plan)
+    test_gguf.written(tmp_path / "m.gguf", changes={"tokenizer.chat_template": None})
+    with pytest.raises(ValueError, match=f"^{tmp_path}/m.gguf: codec: .*want a fast tokenizer with a chat template"):
+        policy.describe(make_plan(config_of(root, **{"model/path": str(tmp_path / "m.gguf")})))
+
+
 @pytest.fixture(scope="module")
 def warm(root):
     """A warm start of one step that moves nothing."""

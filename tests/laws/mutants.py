@@ -712,8 +712,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
         "launch/policy.py",
-        "codec = Codec(load_tokenizer(folder), end_ids(folder))",
-        "codec = Codec(load_tokenizer(folder))",
+        "codec = Codec(tokenizer, ends)",
+        "codec = Codec(tokenizer)",
     ),
     Mutant(
         "tests/launch/test_policy.py::test_what_contradicts_the_model_is_refused",

@@ -121,6 +121,15 @@ def test_missing_folder_is_refused(tmp_path):
         load_tokenizer(tmp_path / "none")
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("content", ['{"model"', "[]"])
+def test_a_file_that_is_cut_or_foreign_is_named(folder, tmp_path, name, content):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"/{name}: unreadable .*download it again"):
+        load_tokenizer(tmp_path)
+
+
 def test_unknown_role_is_refused(codec):
     with pytest.raises(ValueError, match=r"refuses roles \['critic'\]"):
         codec.start([_Message("critic", "x")])

@@ -240,8 +240,8 @@ def family(config: ModelConfig) -> str:
             ("init='mimetic' with tied embeddings (it scales the input)", config.embed_scale != 1.0),
             ("qk_norm=True with attention_bias=True", config.qk_norm and config.attention_bias),
             (
-                f"attention_bias=True with head_dim={config.head_dim} and d_model={config.d_model}",
-                config.attention_bias and config.head_dim * config.n_heads != config.d_model,
+                f"d_model={config.d_model} with n_heads={config.n_heads} and no qk_norm or attention_bias",
+                bool(config.d_model % config.n_heads) and llama,
             ),
             (f"layers with windows {sorted(windows)}", len(windows) > 1),
             ("sliding windows without qk_norm or attention_bias", bool(windows) and llama),

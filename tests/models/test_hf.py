@@ -46,9 +46,11 @@ def described(config: ModelConfig = LLAMA) -> dict:
 # ---- there and back
 
 
+@pytest.mark.parametrize("head_dim", [8, 16])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_round_trip_is_exact_and_transformers_reads_the_config(kind, tmp_path):
-    config = FAMILIES[kind]
+def test_round_trip_is_exact_and_transformers_reads_the_config(kind, head_dim, tmp_path):
+    """Also where heads times their width is not the model's width."""
+    config = dataclasses.replace(FAMILIES[kind], head_dim=head_dim)
     params = random_params(config)
     hf.save(params, config, tmp_path)
     again, read = hf.load(tmp_path)
@@ -145,6 +147,7 @@ def test_options_of_no_family_are_refused(tmp_path):
         (LLAMA, {"init": "mimetic"}),
         (LLAMA, {"qk_norm": True, "attention_bias": True}),
         (LLAMA, {"layers": (LayerSpec(), LayerSpec(8))}),
+        (LLAMA, {"d_model": 34}),  # LlamaConfig refuses it
         (FAMILIES["qwen3"], {"layers": windows}),
     ):
         config = dataclasses.replace(base, **change)

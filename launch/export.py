@@ -5,8 +5,8 @@ loads it (AutoModelForCausalLM, AutoTokenizer).
 """
 
 import json
-import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ def export(workdir: Path, out: Path, *, best: bool = True) -> int:
     for others, before a weight is read; RuntimeError when what is read back differs.
     """
     import jax
-    import numpy as np
 
     from launch import build, policy, runs
     from models import hf, lora
@@ -43,24 +42,48 @@ def export(workdir: Path, out: Path, *, best: bool = True) -> int:
     with cli.validating():  # what a checkpoint holds, and that it is whole
         params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
     params = lora.merge(params)
-    temporary = out.with_name(f"{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    hf.save(params, model, temporary, tokenizer=tokenizer, end_ids=codec.end_ids)
+    kept = _kept(workdir / "tokenizer") if plan.model_path else {}
+    with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f"{out.name}-") as own:
+        temporary = Path(own) / out.name
+        hf.save(params, model, temporary, tokenizer=tokenizer, end_ids=codec.end_ids, **kept)
+        _check_equal(temporary, params, model, codec.end_ids)
+        temporary.rename(out)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
-    again, read = hf.load(temporary)
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """What a run's copy of their model's description says beside the computation and the ids."""
+
+    def read(name: str) -> dict[str, Any]:
+        file = folder / name
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    return {
+        "longest": read("config.json").get("max_position_embeddings"),
+        "generation": read("generation_config.json"),
+    }
+
+
+def _check_equal(folder: Path, params: Any, model: "ModelConfig", end_ids: Sequence[int]) -> None:
+    """That the folder reads back to these. Errors: RuntimeError says what differs."""
+    import jax
+    import numpy as np
+
+    from launch import policy
+    from models import hf
+
+    again, read = hf.load(folder)
     if hf.describe(read) != hf.describe(model):
-        raise RuntimeError(f"{temporary}: the config reads back as {read}, want {model}; nothing was exported")
+        raise RuntimeError(f"{folder.name}: the config reads back as {read}, want {model}; nothing was exported")
     differ = [
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, same in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.array_equal, params, again))
         if not same
     ]
     if differ:
-        raise RuntimeError(f"{temporary}: {differ[:5]} read back differently; nothing was exported")
-    if policy.checked_codec(temporary).end_ids != codec.end_ids:
-        raise RuntimeError(f"{temporary}: the end ids read back differently; nothing was exported")
-    temporary.rename(out)
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
+        raise RuntimeError(f"{folder.name}: {differ[:5]} read back differently; nothing was exported")
+    if policy.checked_codec(folder).end_ids != end_ids:
+        raise RuntimeError(f"{folder.name}: the end ids read back differently; nothing was exported")
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerFast", model: "ModelConfig") -> None:

@@ -253,10 +253,13 @@ def family(config: ModelConfig) -> str:
     return "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
-    """config.json of `config`, readable by transformers 4 and 5. Errors: those of `family`."""
+def describe(config: ModelConfig, *, longest: int | None = None) -> dict[str, Any]:
+    """config.json of `config`, readable by transformers 4 and 5. Errors: those of `family`.
+
+    `longest`: the tokens that the model was made for, where that is known; the decoder itself has no limit.
+    """
     kind = family(config)
-    scaling, longest = config.rope_scaling, 32768
+    scaling, assumed = config.rope_scaling, 32768
     rope: dict[str, Any] = {"rope_type": "default"}
     if scaling == RopeScaling("linear", 1.0):
         scaling = None
@@ -265,7 +268,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         rope |= {_their_name(name): getattr(scaling, name) for name in ROPE_READS[scaling.kind]}
         rope = {name: value for name, value in rope.items() if value is not None}
         if scaling.original_length:
-            longest = max(scaling.original_length + 1, round(scaling.original_length * scaling.factor))
+            assumed = max(scaling.original_length + 1, round(scaling.original_length * scaling.factor))
     described = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -283,7 +286,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "rope_scaling": None if scaling is None else rope,
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},
         "tie_word_embeddings": config.tie_embeddings,
-        "max_position_embeddings": longest,
+        "max_position_embeddings": longest or assumed,
         "dtype": "float32",
         "torch_dtype": "float32",
     } | ({} if kind == "qwen2" else {"attention_bias": False})

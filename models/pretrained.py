@@ -97,7 +97,8 @@ def copy_description(path: pathlib.Path, folder: pathlib.Path) -> None:
                 shutil.copyfile(path / name, folder / name)
         return
     file = gguf.open_file(path)
-    described = hf.describe(gguf.read_config(file))
+    config = gguf.read_config(file)
+    described = hf.describe(config, longest=file.fields.get(f"{file.fields['general.architecture']}.context_length"))
     gguf_tokenizer.build_tokenizer(file.fields, file.path).save_pretrained(str(folder))
     ends = {"eos_token_id": list(gguf_tokenizer.end_ids(file.fields))}
     for name, content in {"config.json": described, "generation_config.json": ends}.items():

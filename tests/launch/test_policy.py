@@ -40,7 +40,8 @@ def root(tmp_path_factory):
     tokenizer = train_tokenizer(make_world("search", **options(root / "data")).texts(), 400, root / "tokenizer")
     ends = [tokenizer.eos_token_id, 7]
     params = transformer.init(THEIRS, jax.random.key(3))
-    hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000)
+    said = {"longest": 4321, "generation": {"temperature": 0.7, "eos_token_id": 3}}
+    hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000, **said)
     return root
 
 
@@ -191,9 +192,10 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     assert model == THEIRS and same(params, lora.merge(trained)) and not same(params, theirs)
     assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "llama"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)) == 400
-    ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
-    assert tuple(ends) == policy.load_codec(tmp_path / "rl").end_ids
-    assert not (tmp_path / "out.tmp").exists()
+    said = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert tuple(said["eos_token_id"]) == policy.load_codec(tmp_path / "rl").end_ids and said["temperature"] == 0.7
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 4321
+    assert [path.name for path in tmp_path.glob("out*")] == ["out"]
 
 
 def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch):
@@ -204,9 +206,12 @@ def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch
         return {**params, "embed": params["embed"].at[5, 5].add(1e-3)}, model
 
     monkeypatch.setattr(hf, "load", altered)
-    with pytest.raises(RuntimeError, match=r"out.tmp: \['embed'\] read back differently"):
+    (tmp_path / "out.tmp").mkdir()
+    (tmp_path / "out.tmp" / "theirs").write_text("a user's own")
+    with pytest.raises(RuntimeError, match=r"out: \['embed'\] read back differently"):
         export.export(warm, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.tmp"]
+    assert (tmp_path / "out.tmp" / "theirs").read_text() == "a user's own"
 
 
 def test_a_policy_of_no_family_is_not_exported(root, tmp_path):

@@ -306,6 +306,7 @@ def test_the_description_is_a_folder_that_a_codec_reads(tmp_path):
     from models import hf
 
     assert hf.load_config(folder) == LLAMA and end_ids(folder) == (2, 0)
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 512
     codec = Codec(load_tokenizer(folder), end_ids(folder))
     assert codec.end_ids == (2, 0)
 

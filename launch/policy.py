@@ -7,7 +7,6 @@ somebody else's. So resuming, evaluating and exporting need nothing but D.
 import dataclasses
 import logging
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from models import hf_config, lora, pretrained
 from models.codec import Codec
 from models.config import ModelConfig
 from models.sharding import make_mesh
-from models.tokenizer import end_ids, load_tokenizer, train_tokenizer
+from models.tokenizer import train_tokenizer
 
 
 def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
@@ -42,11 +41,18 @@ def load_codec(workdir: Path) -> Codec:
     return checked_codec(workdir / "tokenizer")
 
 
-def checked_codec(folder: Path) -> Codec:
-    """Errors (ValueError, OSError): no tokenizer there, or a template in which the world has no role."""
-    codec = Codec(load_tokenizer(folder), end_ids(folder))
-    if codec.world_role != "tool":
-        logging.warning("%s: the chat template has no tool role; the world speaks as %r", folder, codec.world_role)
+def checked_codec(path: Path) -> Codec:
+    """Of a folder or GGUF file. Errors (ValueError, OSError): no tokenizer there, or a template in which the world has
+    no role.
+    """
+    tokenizer, ends = pretrained.tokenizer_of(path)
+    try:
+        codec = Codec(tokenizer, ends)
+        role = codec.world_role
+    except ValueError as err:
+        raise ValueError(f"{path}: {err}") from err
+    if role != "tool":
+        logging.warning("%s: the chat template has no tool role; the world speaks as %r", path, role)
     return codec
 
 
@@ -76,11 +82,7 @@ def check_model(plan: Plan) -> Codec | None:
 def describe(plan: Plan) -> tuple[Codec, ModelConfig]:
     """Codec and model of model.path, its every tensor accounted for. Errors: ValueError, OSError."""
     path = pretrained.find(plan.model_path)
-    theirs = pretrained.check(path)
-    with tempfile.TemporaryDirectory(prefix="wayfinder-") as temporary:
-        folder = Path(temporary) / "tokenizer"
-        pretrained.copy_description(path, folder)
-        codec = checked_codec(folder)
+    theirs, codec = pretrained.check(path), checked_codec(path)
     return codec, _as_planned(plan, theirs, codec.vocab_size)
 
 

@@ -82,7 +82,8 @@ class Codec:
         if not getattr(tokenizer, "is_fast", False) or not tokenizer.chat_template:
             raise ValueError(
                 f"codec: got {type(tokenizer).__name__} with chat_template={tokenizer.chat_template!r}, "
-                "want a fast tokenizer with a chat template; set tokenizer.chat_template"
+                "want a fast tokenizer with a chat template: chat_template.jinja beside tokenizer.json, or "
+                "chat_template in tokenizer_config.json"
             )
         spec = json.loads(tokenizer.backend_tokenizer.to_str())
         names = {getattr(tokenizer, name) for name in _NAMED}

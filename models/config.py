@@ -11,11 +11,14 @@ LORA_TARGETS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
 # The window of full attention among layers that have windows: more tokens than any sequence has.
 FULL = 2**30
-# Which numbers of a RopeScaling each kind reads, beside its factor; any other must stay at its default.
-_READ_BY_KIND = {
-    "linear": (),
-    "llama3": ("original_length", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("original_length", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+# Which numbers of a RopeScaling each kind reads; any other must stay at its default.
+ROPE_READS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        *("factor", "original_length", "beta_fast", "beta_slow"),
+        *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    ),
 }
 
 
@@ -40,17 +43,17 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in _READ_BY_KIND:
+        if self.kind not in ROPE_READS:
             raise ValueError(
-                f"rope_scaling.kind: got {self.kind!r}, want one of {tuple(_READ_BY_KIND)}; "
+                f"rope_scaling.kind: got {self.kind!r}, want one of {tuple(ROPE_READS)}; "
                 "a rope left unscaled is rope_scaling=None"
             )
-        read = _READ_BY_KIND[self.kind]
+        read = ROPE_READS[self.kind]
         for field in dataclasses.fields(self)[2:]:
             if field.name not in read and getattr(self, field.name) != field.default:
                 raise ValueError(
                     f"rope_scaling.{field.name}: got {getattr(self, field.name)!r}, which kind={self.kind!r} does not "
-                    f"read; it reads factor{''.join(f', {name}' for name in read)}: leave the others out"
+                    f"read; it reads {', '.join(read)}: leave the others out"
                 )
         for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
             value = getattr(self, name)

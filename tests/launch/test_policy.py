@@ -17,11 +17,12 @@ from launch import build, evaluate, export, policy, runs, sft, train
 from launch.cli import ConfigError
 from launch.plan import COMPUTE, make_plan
 from launch.workdir import open_workdir
-from models import hf, lora, transformer
+from models import gguf, hf, lora, transformer
 from models.config import ModelConfig
 from models.sampling import Sampling
-from models.tokenizer import train_tokenizer
+from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.rewards.compose import RewardTerm
+from tests.models import test_gguf
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -39,7 +40,8 @@ def root(tmp_path_factory):
     tokenizer = train_tokenizer(make_world("search", **options(root / "data")).texts(), 400, root / "tokenizer")
     ends = [tokenizer.eos_token_id, 7]
     params = transformer.init(THEIRS, jax.random.key(3))
-    hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000)
+    said = {"longest": 4321, "generation": {"temperature": 0.7, "eos_token_id": 3}}
+    hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000, **said)
     return root
 
 
@@ -126,6 +128,24 @@ def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_
         policy.check_model(plan)
 
 
+def test_errors_name_the_path_that_was_given(root, tmp_path):
+    folder = tmp_path / "m"
+    plan = make_plan(config_of(root, **{"model/path": str(folder)}))
+    shutil.copytree(root / "theirs", folder)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match=f"^{folder}: codec: .*want a fast tokenizer with a chat template: .*jinja"):
+        policy.check_model(plan)
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ValueError, match=f"^{folder}: codec: the chat template refuses"):
+        policy.check_model(plan)
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=f"^{folder}/tokenizer_config.json: unreadable"):
+        policy.check_model(plan)
+    test_gguf.written(tmp_path / "m.gguf", changes={"tokenizer.chat_template": None})
+    with pytest.raises(ValueError, match=f"^{tmp_path}/m.gguf: codec: .*want a fast tokenizer with a chat template"):
+        policy.describe(make_plan(config_of(root, **{"model/path": str(tmp_path / "m.gguf")})))
+
+
 @pytest.fixture(scope="module")
 def warm(root):
     """A warm start of one step that moves nothing."""
@@ -172,9 +192,10 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     assert model == THEIRS and same(params, lora.merge(trained)) and not same(params, theirs)
     assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "llama"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)) == 400
-    ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
-    assert tuple(ends) == policy.load_codec(tmp_path / "rl").end_ids
-    assert not (tmp_path / "out.tmp").exists()
+    said = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert tuple(said["eos_token_id"]) == policy.load_codec(tmp_path / "rl").end_ids and said["temperature"] == 0.7
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 4321
+    assert [path.name for path in tmp_path.glob("out*")] == ["out"]
 
 
 def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch):
@@ -185,9 +206,12 @@ def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch
         return {**params, "embed": params["embed"].at[5, 5].add(1e-3)}, model
 
     monkeypatch.setattr(hf, "load", altered)
-    with pytest.raises(RuntimeError, match=r"out.tmp: \['embed'\] read back differently"):
+    (tmp_path / "out.tmp").mkdir()
+    (tmp_path / "out.tmp" / "theirs").write_text("a user's own")
+    with pytest.raises(RuntimeError, match=r"out: \['embed'\] read back differently"):
         export.export(warm, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.tmp"]
+    assert (tmp_path / "out.tmp" / "theirs").read_text() == "a user's own"
 
 
 def test_a_policy_of_no_family_is_not_exported(root, tmp_path):
@@ -196,3 +220,22 @@ def test_a_policy_of_no_family_is_not_exported(root, tmp_path):
         shutil.copytree(root / "tokenizer", workdir / "tokenizer")
     with pytest.raises(ConfigError, match="no Hugging Face family has key_shift=True"):
         export.export(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_tokenizer_that_transformers_would_read_otherwise_is_not_exported(root, tmp_path):
+    """Of Qwen2 it makes Qwen2Tokenizer, whatever tokenizer.json says; the other families' it leaves alone."""
+    ours = load_tokenizer(root / "tokenizer")
+    qwen2 = dataclasses.replace(THEIRS, attention_bias=True)
+    for model in (THEIRS, dataclasses.replace(THEIRS, qk_norm=True)):
+        export.check_tokenizer(ours, model)
+    with pytest.raises(ValueError, match="'qwen2' transformers reads it as Qwen2Tokenizer, which has another norm"):
+        export.check_tokenizer(ours, qwen2)
+    test_gguf.written(tmp_path / "m.gguf", "qwen2")
+    export.check_tokenizer(gguf.load(tmp_path / "m.gguf")[2], qwen2)  # it cuts text as that class does
+
+    config = config_of(root, **{"model/path": "", "model/attention_bias": True, "model/qk_norm": False})
+    with open_workdir(tmp_path / "run", config) as workdir:
+        shutil.copytree(root / "tokenizer", workdir / "tokenizer")
+    with pytest.raises(ConfigError, match="gives other ids; keep this policy"):
+        export.export(tmp_path / "run", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))

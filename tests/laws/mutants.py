@@ -786,6 +786,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- models of somebody else's: nothing is guessed, left over, or read by who does not need it
     Mutant(
+        "tests/models/test_tokenizer.py::test_ids_are_those_of_tokenizer_json_whatever_class_is_named",
+        "models/tokenizer.py",
+        "from transformers import PreTrainedTokenizerFast\n\n    return PreTrainedTokenizerFast",
+        "from transformers import AutoTokenizer\n\n    return AutoTokenizer",
+    ),
+    Mutant(
         "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
         "models/layout.py",
         "if str(index) not in done:",
@@ -842,14 +848,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
         "launch/policy.py",
-        "codec = Codec(load_tokenizer(folder), end_ids(folder))",
-        "codec = Codec(load_tokenizer(folder))",
+        "codec = Codec(tokenizer, ends)",
+        "codec = Codec(tokenizer)",
     ),
     Mutant(
         "tests/launch/test_policy.py::test_what_contradicts_the_model_is_refused",
         "launch/policy.py",
         "if name not in COMPUTE and getattr(theirs, name) != value:",
         "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_tokenizer_that_transformers_would_read_otherwise_is_not_exported",
+        "launch/export.py",
+        "check_tokenizer(tokenizer, model)\n",
+        "hf.family(model)\n",
     ),
     Mutant(
         "tests/launch/test_policy.py::test_what_reads_back_differently_is_not_exported",
@@ -862,6 +874,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/export.py",
         "params = lora.merge(params)",
         "params = lora.base(params)",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
+        "models/hf_config.py",
+        "\"is_causal\": True,",
+        "\"is_causal\": False,",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
+        "models/hf_config.py",
+        "    if unknown:\n        raise ValueError(\n            f\"got {unknown[0]}",
+        "    if False:\n        raise ValueError(\n            f\"got {unknown[0]}",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_the_original_length_at_the_top_goes_first",
+        "models/hf_config.py",
+        "if name in config:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/layout.py",
+        "block = stored[embed, _rows(heads, place.shape[1])]",
+        "block = stored[:, :][embed, _rows(heads, place.shape[1])]",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/gguf.py",
+        "first, last = begin // self.per_block, -(-end // self.per_block)",
+        "begin, first, last = begin, 0, self.shape[-1] // self.per_block",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_what_is_odd_is_named",
+        "models/gguf.py",
+        "if rest.pop(\"attention.causal\", True) is not True:",
+        "if rest.pop(\"attention.causal\", True) is None:",
     ),
     # -- a tag of several tokens
     Mutant(

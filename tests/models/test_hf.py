@@ -1,5 +1,6 @@
 """A saved folder reads back to the same parameters, bit for bit; nothing in it is guessed or left over."""
 
+import collections
 import dataclasses
 import json
 import pickle
@@ -11,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
-from models import hf, hf_config, transformer
+from models import hf, transformer
 from models.config import LayerSpec, ModelConfig, RopeScaling
 from models.sharding import make_mesh, param_shardings
 
@@ -45,9 +46,11 @@ def described(config: ModelConfig = LLAMA) -> dict:
 # ---- there and back
 
 
+@pytest.mark.parametrize("head_dim", [8, 16])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_round_trip_is_exact_and_transformers_reads_the_config(kind, tmp_path):
-    config = FAMILIES[kind]
+def test_round_trip_is_exact_and_transformers_reads_the_config(kind, head_dim, tmp_path):
+    """Also where heads times their width is not the model's width."""
+    config = dataclasses.replace(FAMILIES[kind], head_dim=head_dim)
     params = random_params(config)
     hf.save(params, config, tmp_path)
     again, read = hf.load(tmp_path)
@@ -79,25 +82,30 @@ def test_born_sharded_is_the_same_and_reads_parts_only(kind, axes, tmp_path, mon
     config = FAMILIES[kind]
     params = random_params(config)
     hf.save(params, config, tmp_path)
-    read_sizes, to_ours = [], hf.to_ours
+    read, to_ours = collections.Counter(), hf.to_ours
 
-    def counted(place, index, stored):
-        part = to_ours(place, index, stored)
-        read_sizes.append((place.kind, part.size, int(np.prod(place.shape))))
-        return part
+    class Counted:
+        """What stands in a file, with a count of the numbers that are taken out of it."""
 
-    monkeypatch.setattr(hf, "to_ours", counted)
+        def __init__(self, place, stored):
+            self.place, self.stored = place, stored
+
+        def __getitem__(self, index):
+            part = self.stored[index]
+            read[self.place] += part.size
+            return part
+
+    monkeypatch.setattr(hf, "to_ours", lambda place, index, stored: to_ours(place, index, Counted(place, stored)))
     mesh = make_mesh(*axes)
     again, _ = hf.load(tmp_path, mesh=mesh)
     assert same(params, again)
     shardings = param_shardings(config, mesh)
     assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding == s, again, shardings))
-    # Every matrix is cut fsdp·tensor ways, and no part is read twice although data replicates it.
-    kinds = ("wq", "wo", "gate", "down", "embed")
-    matrices = [(part, whole) for name, part, whole in read_sizes if name in kinds]
-    assert all(part == whole // (axes[1] * axes[2]) for part, whole in matrices)
-    want = sum(int(np.prod(place.shape)) for place in hf.places(config).values() if place.kind in kinds)
-    assert sum(part for part, _ in matrices) == want
+    # Every matrix is cut fsdp·tensor ways, and no number is read twice although data replicates the parts.
+    kinds = ("wq", "wk", "wv", "wo", "gate", "up", "down", "embed", "lm_head")
+    matrices = {place: int(np.prod(place.shape)) for place in hf.places(config).values() if place.kind in kinds}
+    assert {place: read[place] for place in matrices} == matrices
+    assert len({str(shard.index) for shard in again["embed"].addressable_shards}) == axes[1] * axes[2]
 
 
 def test_a_mesh_that_does_not_divide_a_head_is_read_whole_where_rules_say_so(tmp_path):
@@ -139,6 +147,7 @@ def test_options_of_no_family_are_refused(tmp_path):
         (LLAMA, {"init": "mimetic"}),
         (LLAMA, {"qk_norm": True, "attention_bias": True}),
         (LLAMA, {"layers": (LayerSpec(), LayerSpec(8))}),
+        (LLAMA, {"d_model": 34}),  # LlamaConfig refuses it
         (FAMILIES["qwen3"], {"layers": windows}),
     ):
         config = dataclasses.replace(base, **change)
@@ -228,6 +237,14 @@ def test_sliding_windows_layer_by_layer(change, layers, tmp_path):
         ({"attention_bias": True}, "attention_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"is_causal": False}, "is_causal=False, which the decoder does not compute"),
+        ({"is_causal": None}, "is_causal=None"),  # transformers: whatever is not true looks both ways
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0, which is not known; take it out"),
+        ({"logits_scaling": 8.0}, "logits_scaling"),
+        ({"attention_multiplier": 0.1}, "attention_multiplier"),
+        ({"num_experts": 8}, "num_experts"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"qkv_bias": False}, "qkv_bias=False"),
         ({"layer_types": ["full_attention"]}, "layer_types: got 1 entries"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types: got 2 entries of \\['chunked"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "got sliding layers"),
@@ -236,6 +253,57 @@ def test_sliding_windows_layer_by_layer(change, layers, tmp_path):
 def test_what_would_change_the_computation_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         hf.read_config(described() | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": "40"}, "vocab_size: got '40', want a whole number"),
+        ({"vocab_size": None}, "vocab_size: got None"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers: got 2.0"),
+        ({"num_attention_heads": 0}, "num_attention_heads: got 0, want a whole number, at least 1"),
+        ({"num_key_value_heads": True}, "num_key_value_heads: got True"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps: got '1e-6', want a finite number above 0"),
+        ({"rms_norm_eps": None}, "rms_norm_eps: got None"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: got 'no', want true or false"),
+        ({"rope_theta": "1e6"}, "rope_theta: got '1e6'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: got 'yarn', want an object"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "rope scaling: got \\['yarn'\\], want one of"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": "4"}}, "factor='4', want a number"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 1}},
+            "truncate=1, want true or false",
+        ),
+        ({"original_max_position_embeddings": None, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "got None, want"),
+        ({"layer_types": 3}, "layer_types: got 3, want a list"),
+        ({"layer_types": [["full_attention"]] * 2}, "layer_types: got 2 entries"),
+        ({"use_sliding_window": True, "max_window_layers": "1"}, "max_window_layers: got '1'"),
+        ({"architectures": 3}, "architectures: got 3"),
+        ({"model_type": ["llama"]}, "model_type: got \\['llama'\\]"),
+    ],
+)
+def test_what_is_no_number_is_named(change, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(described() | change))
+    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
+        hf.load_config(tmp_path)
+
+
+def test_what_says_nothing_of_the_computation_is_no_hindrance():
+    idle = {"transformers.js_config": {"dtype": "q4"}, "is_llama_config": True, "rope_interleaved": False}
+    idle |= {"_attn_implementation_autoset": True, "num_experts": None, "initializer_range": 0.04, "eos_token_id": [1]}
+    assert hf.read_config(described() | idle) == LLAMA
+
+
+@pytest.mark.parametrize("nested", [{}, {"original_max_position_embeddings": 8192}])
+def test_the_original_length_at_the_top_goes_first(nested):
+    """As transformers computes the frequencies (tests/golden has the logits of one such)."""
+    plain = described() | {"rope_parameters": None, "max_position_embeddings": 16384}
+    plain |= {"original_max_position_embeddings": 4096}
+    yarn = hf.read_config(plain | {"rope_scaling": {"type": "yarn", "factor": None, **nested}})
+    assert yarn.rope_scaling == RopeScaling("yarn", 4.0, original_length=4096)
+    llama3 = hf.read_config(plain | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **nested}})
+    assert llama3.rope_scaling == RopeScaling("llama3", 8.0, original_length=4096)
+    assert hf.read_config(plain | {"rope_scaling": {"type": "linear", "factor": 2.0}}).rope_scaling.kind == "linear"
 
 
 @pytest.mark.parametrize("change", [{"rope_theta": None}, {"rope_parameters": None}])
@@ -351,4 +419,5 @@ def test_a_folder_without_config_or_with_a_broken_one_names_it(tmp_path):
     del theirs["rms_norm_eps"]
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     refused(tmp_path, "config.json: llama config: got no rms_norm_eps")
-    assert hf_config.load_config is hf.load_config
+    (tmp_path / "config.json").write_text("[]")
+    refused(tmp_path, "config.json: got a list, want an object")

@@ -5,9 +5,9 @@ Run: python -m launch.bench model|train|engine|search [--config=configs/quicksta
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
     train    tokens trained per second at the config's shapes: full packed rows through `train_step`
-    engine   a line each: sampled tokens/s of 16 conversations of 6 turns, beside what the machine allows, and what a late
-             turn costs over the first; rows of 4,096 ids over those of 1,024; a decode step over a bare program; a
-             group's prompt over a single one; lanes busy with slow worlds
+    engine   a line each: sampled tokens/s of 16 conversations of 6 turns, beside what the machine allows, and what a
+             late turn costs over the first; rows of 4,096 ids over those of 1,024; a decode step over a bare program;
+             a group's prompt over a single one; lanes busy with slow worlds
     search   queries per second of one thread on the local index
 
 Compilation and index building are not in the figure; they are `setup_s`.

@@ -57,13 +57,18 @@ def build_model(plan: Plan, vocab_size: int, folder: Path) -> ModelConfig:
     return _as_planned(plan, hf_config.load_config(folder), vocab_size)
 
 
-def check_model(plan: Plan) -> Codec | None:
+def check_model(plan: Plan, kept: Path | None = None) -> Codec | None:
     """Whatever can be wrong with model.path, tokenizer.path and lora.*; the codec, if it is not to be trained.
 
-    Every tensor's name and shape is looked at, no weight is read. Errors: ValueError, OSError.
+    `kept`: D/tokenizer of the run that goes on, or of the one that it starts from. Where it is there, model.path and
+    tokenizer.path need not be. Else every tensor's name and shape is looked at; no weight is read. Errors: ValueError,
+    OSError.
     """
     codec = None
-    if plan.model_path:
+    if kept is not None and kept.exists():
+        codec = checked_codec(kept)
+        model = build_model(plan, codec.vocab_size, kept)
+    elif plan.model_path:
         codec, model = describe(plan)
     else:
         codec = checked_codec(Path(plan.tokenizer_path)) if plan.tokenizer_path else None

@@ -6,6 +6,7 @@ Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D
 import contextlib
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -92,7 +93,7 @@ def main(_) -> None:
 
             check_processes(plan, hosts.count)
             distributed.check_same(hosts, config)
-            hosts.first(partial(build.check_data, plan, demonstrations=True))
+            hosts.first(partial(build.check_data, plan, demonstrations=True, kept=Path(workdir) / "tokenizer"))
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:

@@ -149,7 +149,8 @@ def main(_) -> None:
 
             check_processes(plan, hosts.count)
             distributed.check_same(hosts, config, init=init, stop_at_step=flags.FLAGS.stop_at_step)
-            hosts.first(partial(build.check_data, plan, demonstrations=False))
+            kept = (init or Path(workdir)) / "tokenizer"
+            hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init, hosts)
 
         with distributed.opened(hosts, workdir, config) as folder:

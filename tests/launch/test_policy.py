@@ -9,11 +9,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from absl import flags
 from transformers import AutoConfig, AutoTokenizer
 
 from configs.defaults import defaults
 from envs import make_world
-from launch import build, evaluate, export, policy, runs, sft, train
+from launch import build, evaluate, export, policy, quickstart, runs, sft, train
 from launch.cli import ConfigError
 from launch.plan import COMPUTE, make_plan
 from launch.workdir import open_workdir
@@ -59,6 +60,18 @@ def config_of(root, **changes):
         section, _, leaf = name.partition("/")
         c[section][leaf] = value
     return c
+
+
+def launch_main(stage, *args: str) -> None:
+    """`python -m launch.STAGE ARGS`, in this process."""
+    before = set(flags.FLAGS)
+    stage.define_flags()
+    try:
+        flags.FLAGS([stage.__name__, *args])
+        stage.main([])
+    finally:
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
 
 
 def same(a, b) -> bool:
@@ -158,8 +171,7 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     assert same(lora.base(runs.load_params(tmp_path / "rl" / "init", learner)), theirs)
 
     shutil.rmtree(tmp_path / "theirs")
-    with open_workdir(tmp_path / "rl", config) as workdir:
-        train.run(plan, workdir, None)
+    launch_main(train, f"--workdir={tmp_path / 'rl'}")
     summary = evaluate.of_run(
         plan, tmp_path / "rl", split="test", n=4, samplings={"greedy": Sampling(greedy=True)}, best=False
     )
@@ -175,6 +187,29 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
     assert tuple(ends) == policy.load_codec(tmp_path / "rl").end_ids
     assert not (tmp_path / "out.tmp").exists()
+
+
+def test_what_started_from_it_goes_on_without_the_model_s_folder(root, warm, tmp_path, monkeypatch):
+    """A warm start, and the quickstart behind it, whose RL starts from that."""
+    config = json.loads((warm / "config.json").read_text())
+    config["model"]["path"] = str(tmp_path / "gone")
+    shutil.copytree(warm, tmp_path / "sft")
+    (tmp_path / "sft" / "config.json").write_text(json.dumps(config))
+    before = (tmp_path / "sft" / "metrics.jsonl").read_text()
+    launch_main(sft, f"--workdir={tmp_path / 'sft'}")
+    assert (tmp_path / "sft" / "metrics.jsonl").read_text() == before
+
+    (tmp_path / "c.py").write_text(
+        f"from ml_collections import ConfigDict\ndef get_config(arg=''):\n    return ConfigDict({config!r})\n"
+    )
+    ran = []
+    monkeypatch.setattr(quickstart, "run", lambda *args, control: ran.append(control))
+    monkeypatch.setattr(quickstart, "table", lambda result: "")
+    command = f"--config={tmp_path / 'c.py'}", f"--workdir={tmp_path}"
+    launch_main(quickstart, *command)
+    with pytest.raises(ConfigError, match="gone: no such file"):  # the control begins anew, with their weights
+        launch_main(quickstart, *command, "--control")
+    assert ran == [False]
 
 
 def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch):

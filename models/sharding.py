@@ -77,6 +77,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
+def heads_sharding(mesh: Mesh) -> NamedSharding:
+    """Queries, keys or values [B T N H] of a batch: rows as `batch_sharding`, heads over tensor."""
+    return NamedSharding(mesh, PartitionSpec(*batch_sharding(mesh).spec, None, RULES["heads"]))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from models import lora, transformer
 from models.config import ModelConfig
 from models.logprobs import token_logp
-from models.sharding import batch_sharding, param_shardings, replicated
+from models.sharding import batch_sharding, heads_sharding, param_shardings, replicated
 from rl.losses.recipes import LossFn, Metrics
 from rl.types import Max, Mean, TrajectoryBatch
 
@@ -93,7 +93,7 @@ def make_learner(
     sharding = NamedSharding(mesh, PartitionSpec(None, *rows.spec))
     split = partial(_split, micro_rows=micro_rows, shards=shards, sharding=sharding)
     join = partial(_join, shards=shards)
-    score = partial(_score, config=config, temperature=temperature, chunk=chunk)
+    score = partial(_score, config=config, temperature=temperature, chunk=chunk, sharding=heads_sharding(mesh))
 
     filled = jax.jit(
         partial(prepare, score=score, split=split, join=join, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
@@ -245,9 +245,15 @@ def _accumulate(
 
 
 def _score(
-    params: Params, batch: TrajectoryBatch, *, config: ModelConfig, temperature: float, chunk: int
+    params: Params,
+    batch: TrajectoryBatch,
+    *,
+    config: ModelConfig,
+    temperature: float,
+    chunk: int,
+    sharding: NamedSharding,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position)
+    hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position, sharding=sharding)
     return token_logp(params, hidden, batch.tokens, temperature=temperature, chunk=chunk)
 
 

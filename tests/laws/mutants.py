@@ -727,6 +727,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "params = lora.merge(params)",
         "params = lora.base(params)",
     ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_started_from_it_goes_on_without_the_model_s_folder",
+        "launch/policy.py",
+        "if kept is not None and kept.exists():",
+        "if False:",
+    ),
     # -- a tag of several tokens
     Mutant(
         "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
@@ -777,6 +783,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "models/rope.py",
         "begin, end = math.floor(begin), math.ceil(end)",
         "begin, end = math.ceil(begin), math.floor(end)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_kernel_is_divided_over_the_learner_s_mesh",
+        "models/attention.py",
+        "if sharding is not None and sharding.mesh.size > 1:",
+        "if False:",
     ),
     Mutant(
         "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",

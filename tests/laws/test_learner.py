@@ -169,6 +169,16 @@ def test_one_device_equals_eight(mesh):
     assert_same(updated(mesh, 4 if mesh == (2, 2, 2) else 8), want)
 
 
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)])
+def test_a_kernel_is_divided_over_the_learner_s_mesh(mesh):
+    """The compiler does not divide it: the program says that each device runs it on its own rows and heads."""
+    config = dataclasses.replace(CONFIG, attention="splash")
+    machine = make_learner(config, LOSSES["sft"], KEEP_GRADIENTS, make_mesh(*mesh), micro_rows=4, chunk=8)
+    state = jax.eval_shape(machine.init_state, jax.random.key(0))
+    program = machine.lower(state, lay_out(ONE_A_ROW, 24)).as_text()
+    assert ("sdy.manual_computation" in program) is (mesh != (1, 1, 1))
+
+
 @pytest.mark.parametrize("mesh", MESHES[1:])
 def test_parameters_are_born_sharded(mesh):
     """Each device holds its share alone, and the program that makes them never has more on one: no whole matrix."""

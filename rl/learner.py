@@ -10,7 +10,7 @@ is whole: it resumes, is evaluated and is exported alone, at a third of the size
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import lora, transformer
-from models.config import ModelConfig
+from models.config import HEADS, ModelConfig
 from models.logprobs import token_logp
-from models.sharding import batch_sharding, heads_sharding, param_shardings, replicated
+from models.sharding import batch_sharding, born, heads_sharding, param_shardings, replicated
 from rl.losses.recipes import LossFn, Metrics
 from rl.types import Max, Mean, TrajectoryBatch
 
@@ -75,19 +75,22 @@ def make_learner(
     fill_proximal: bool = False,
     adapters: lora.Lora | None = None,
     ref_is_base: bool = False,
+    heads: Sequence[str] = (),
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
     `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare`
     compute `proximal_logp`, for decoupled losses. With `adapters` they alone are trained, and `ref_is_base` makes the
     base, adapters off, the reference: it is in the state already, and a `ref` of one's own would be a second copy.
+    `heads` names those on the trunk (models/heads.py) that the parameters have; they are trained beside adapters too.
     """
     if ref_is_base and adapters is None:
         raise ValueError("ref_is_base: got no adapters, want some; without them give `prepare` a reference of its own")
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if micro_rows < 1 or micro_rows % shards:
         raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
-    state_shardings = _state_shardings(config, tx, mesh, adapters)
+    fresh = partial(born, config, adapters=adapters, heads=heads)
+    state_shardings = _state_shardings(fresh, tx, param_shardings(config, mesh, adapters=adapters, heads=heads), mesh)
     rows, everywhere = batch_sharding(mesh), replicated(mesh)
     own = _own_shards(mesh)
     sharding = NamedSharding(mesh, PartitionSpec(None, *rows.spec))
@@ -121,7 +124,7 @@ def make_learner(
         return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), dealt)
 
     return Learner(
-        init_state=_starter(config, tx, adapters, state_shardings),
+        init_state=_starter(fresh, tx, adapters, heads, state_shardings),
         prepare=lambda state, ref, batch: (
             filled(state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
         ),
@@ -319,12 +322,15 @@ def _is_metric(x: Any) -> bool:
 
 
 def _starter(
-    config: ModelConfig, tx: optax.GradientTransformation, adapters: lora.Lora | None, shardings: TrainState
+    fresh: Callable[[PRNGKeyArray], Params],
+    tx: optax.GradientTransformation,
+    adapters: lora.Lora | None,
+    heads: Sequence[str],
+    shardings: TrainState,
 ) -> Callable[[PRNGKeyArray | Params], TrainState]:
-    fresh = partial(_fresh, tx=tx)
-    from_key = jax.jit(lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)
+    from_key = jax.jit(lambda key: _state(fresh(key), tx), out_shardings=shardings)
     # A copy: the state will be donated, and what was given belongs to somebody else.
-    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=shardings)
+    from_params = jax.jit(lambda params: _state(jax.tree.map(jnp.copy, params), tx), out_shardings=shardings)
 
     def init_state(start: PRNGKeyArray | Params) -> TrainState:
         if isinstance(start, jax.Array):
@@ -334,27 +340,25 @@ def _starter(
             raise ValueError(
                 f"init_state: got parameters {got} adapters and a learner {want}; use models.lora.merge or add first"
             )
+        if {name for name in HEADS if name in start} != set(heads):
+            got = [name for name in HEADS if name in start]
+            raise ValueError(f"init_state: got parameters with heads {got} and a learner with {list(heads)}")
         return from_params(start)
 
     return init_state
 
 
-def _init(config: ModelConfig, adapters: lora.Lora | None, key: PRNGKeyArray) -> Params:
-    params = transformer.init(config, key)
-    return params if adapters is None else lora.add(params, config, adapters, key)
-
-
-def _fresh(params: Params, *, tx: optax.GradientTransformation) -> TrainState:
+def _state(params: Params, tx: optax.GradientTransformation) -> TrainState:
     trained, _ = lora.partition(params)
     return TrainState(params, tx.init(trained), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def _state_shardings(
-    config: ModelConfig, tx: optax.GradientTransformation, mesh: Mesh, adapters: lora.Lora | None
+    fresh: Callable[[PRNGKeyArray], Params], tx: optax.GradientTransformation, params: Params, mesh: Mesh
 ) -> TrainState:
-    """Optimizer moments lie where their parameters lie; counters are everywhere."""
-    params, everywhere = param_shardings(config, mesh, adapters=adapters), replicated(mesh)
-    shapes = jax.eval_shape(lambda key: _fresh(_init(config, adapters, key), tx=tx).opt_state, jax.random.key(0))
+    """Optimizer moments lie where their parameters lie (`params`, of shardings); counters are everywhere."""
+    everywhere = replicated(mesh)
+    shapes = jax.eval_shape(lambda key: _state(fresh(key), tx).opt_state, jax.random.key(0))
     opt_state = optax.tree_utils.tree_map_params(
         tx,
         lambda _, sharding: sharding,

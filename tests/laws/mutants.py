@@ -171,8 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_parameters_are_born_sharded",
         "rl/learner.py",
-        "lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)",
-        "lambda key: fresh(_init(config, adapters, key)))",
+        "lambda key: _state(fresh(key), tx), out_shardings=shardings)",
+        "lambda key: _state(fresh(key), tx))",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_a_batch_is_dealt_without_moving_a_row",
@@ -301,6 +301,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/policy.py",
         "params = jax.jit(lora.merge)(params) if lora.adapted(params) else params",
         "params = lora.base(params)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_heads_are_trained_beside_adapters_alone",
+        "models/lora.py",
+        "return path[-1].endswith((_A, _B)) or path[0] in HEADS",
+        "return path[-1].endswith((_A, _B))",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_an_update_with_heads_is_that_of_one_device",
+        "models/heads.py",
+        '_VALUE = {"weight": ("embed",), "bias": ()}',
+        '_VALUE = {"weight": ("answers",), "bias": ()}',
     ),
     # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
     Mutant(

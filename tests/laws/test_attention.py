@@ -70,8 +70,7 @@ def test_three_segments_a_row_equal_three_rows(path, window):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("path", ["splash", "cudnn"])
+@pytest.mark.parametrize(("path", "window"), [("splash", 3), ("cudnn", None), ("cudnn", 3)])
 def test_over_a_mesh_each_device_computes_its_own_rows_and_heads(path, window):
     """Rows over data and fsdp, heads over tensor. A window of the cuDNN call is a number that a scan hands it."""
     mesh = make_mesh(2, 2, 2)
@@ -98,10 +97,10 @@ def test_over_a_mesh_each_device_computes_its_own_rows_and_heads(path, window):
 
     compute = scanned if window and path == "cudnn" else partial(layer, window)
     got = jax.jit(compute, in_shardings=(own, own, own, rows))(q, k, v, segment)
-    plain = partial(loss, lambda *x: PATHS[path](*x[:4], window=x[4]), window)
+    plain = partial(loss, lambda *x: attend(*x[:4], window=x[4]), window)
     want = jax.jit(jax.value_and_grad(plain, argnums=(0, 1, 2), has_aux=True))(q, k, v, segment)
     assert got[0][1].sharding.is_equivalent_to(own, 4)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
 def loss_and_grad(config: ModelConfig, params: dict, tokens: np.ndarray):

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 from numpy.testing import assert_allclose, assert_array_equal
 
-from models import transformer
-from models.config import ModelConfig
+from models import heads, transformer
+from models.config import Lora, ModelConfig
 from models.sharding import make_mesh
 from rl.advantages import group_relative, leave_one_out
 from rl.learner import make_learner, make_optimizer
@@ -167,6 +168,35 @@ def test_one_device_equals_eight(mesh):
     want = updated((1, 1, 1), 8)
     assert np.max(np.abs(want[0].params["embed"] - params()["embed"])) > 1e-3
     assert_same(updated(mesh, 4 if mesh == (2, 2, 2) else 8), want)
+
+
+def with_heads(mesh):
+    """(state before, state after) one step of a learner whose parameters have heads; all of it decays."""
+    tx = optax.adamw(1e-2, weight_decay=0.1, eps=1e-3)
+    options = dict(micro_rows=4, temperature=0.7, chunk=8, heads=("value_head", "orm_head"))
+    machine = make_learner(CONFIG, LOSSES["grpo"], tx, make_mesh(*mesh), **options)
+    start = heads.add(params(), CONFIG, ("value_head", "orm_head"), jax.random.key(1))
+    start["value_head"]["weight"] = jnp.linspace(-1, 1, CONFIG.d_model)
+    state = machine.init_state(start)
+    places = {name: state.params[name]["weight"].sharding.spec for name in ("value_head", "orm_head")}
+    assert places == {"value_head": PartitionSpec("fsdp"), "orm_head": PartitionSpec("fsdp", None)}
+    with pytest.raises(ValueError, match=r"with heads \[\] and a learner with \['value_head', 'orm_head'\]"):
+        machine.init_state(params())
+    return start, jax.device_get(machine.train_step(state, lay_out(ONE_A_ROW, 24)))
+
+
+def test_an_update_with_heads_is_that_of_one_device():
+    start, want = with_heads((1, 1, 1))
+    assert_allclose(want[0].params["value_head"]["weight"], (1 - 1e-3) * start["value_head"]["weight"], rtol=1e-5)
+    assert np.any(start["orm_head"]["weight"] != want[0].params["orm_head"]["weight"])
+    assert_same(with_heads((2, 2, 2))[1], want)
+
+
+def test_heads_are_trained_beside_adapters_alone():
+    options = dict(micro_rows=1, heads=("prm_head",), adapters=Lora(2, 4.0, ("wq",)))
+    machine = make_learner(CONFIG, LOSSES["grpo"], KEEP_GRADIENTS, make_mesh(), **options)
+    state = jax.eval_shape(machine.init_state, jax.random.key(0))
+    assert state.opt_state.keys() == {"blocks", "prm_head"} and state.params.keys() >= {"embed", "prm_head"}
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)])

@@ -7,6 +7,7 @@ close() nothing is left.
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +44,13 @@ def learner_logp(config, params, ids, temperature):
     """logp of every token given those before it, by the learner's path: packed forward, chunked log-softmax."""
     row = jnp.array([ids + [0] * (CAPACITY - len(ids))])
     segment = (jnp.arange(CAPACITY) < len(ids)).astype(jnp.int32)[None]
+    return np.asarray(_row_logp(config, params, row, segment, temperature))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _row_logp(config, params, row, segment, temperature):
     hidden = transformer.apply(params, config, row, segment, jnp.arange(CAPACITY)[None])
-    return np.asarray(token_logp(params, hidden, row, temperature=temperature, chunk=16)[0])[0]
+    return token_logp(params, hidden, row, temperature=temperature, chunk=16)[0]
 
 
 def together(calls):

@@ -232,8 +232,13 @@ def test_engine_logp_is_learner_logp_in_every_row():
     batch, _ = pack(
         [trajectory], {(0, 0): 1.0}, {(0, 0): 1.0}, rows=3, length=length, micro_rows=1, version=0, pad_id=0
     )  # fmt: skip
-    hidden = transformer.apply(params, MODEL, batch.tokens, batch.segment, batch.position)
-    logp = np.asarray(token_logp(params, hidden, batch.tokens, temperature=1.0, chunk=64)[0])
+
+    @jax.jit
+    def score(params, tokens, segment, position):
+        hidden = transformer.apply(params, MODEL, tokens, segment, position)
+        return token_logp(params, hidden, tokens, temperature=1.0, chunk=64)[0]
+
+    logp = np.asarray(score(params, batch.tokens, batch.segment, batch.position))
     assert batch.action_mask.sum() == 27
     assert_allclose(batch.behavior_logp[batch.action_mask], logp[batch.action_mask], atol=1e-4, rtol=0)
 

@@ -22,6 +22,9 @@ VARIANTS = {
 }
 
 
+apply = jax.jit(transformer.apply, static_argnums=1)
+
+
 def params_of(config: ModelConfig) -> dict:
     """Parameters with nothing at 0 or 1, so that a forgotten bias or norm weight shows."""
     params = transformer.init(config, jax.random.key(0))
@@ -53,8 +56,8 @@ def test_attention_and_its_gradient_equal_the_plain_formula(groups):
         seen = jnp.tril(jnp.ones((length, length), bool)) & (segment[:, :, None] == segment[:, None])
         return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30)), v)
 
-    got = jax.value_and_grad(lambda *x: jnp.sum(weight * attend(*x, segment)), argnums=(0, 1, 2))(q, k, v)
-    want = jax.value_and_grad(lambda *x: jnp.sum(weight * plain(*x)), argnums=(0, 1, 2))(q, k, v)
+    got = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(weight * attend(*x, segment)), argnums=(0, 1, 2)))(q, k, v)
+    want = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(weight * plain(*x)), argnums=(0, 1, 2)))(q, k, v)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
@@ -63,7 +66,6 @@ def test_three_segments_a_row_equal_three_rows(name):
     config, params = VARIANTS[name], params_of(VARIANTS[name])
     lengths = (5, 1, 9)
     tokens, segment, position = packed_row(lengths, 18)
-    apply = jax.jit(transformer.apply, static_argnums=1)
     packed = apply(params, config, tokens, segment, position)
     # Alone, in rows of the same length: right padding only.
     rows, begin = np.zeros((3, 18), int), 0
@@ -105,12 +107,12 @@ def test_a_padded_row_is_finite_and_changes_no_gradient(name):
 def test_key_shift_stays_inside_its_segment_and_matters():
     config, params = VARIANTS["quickstart"], params_of(VARIANTS["quickstart"])
     tokens, segment, position = packed_row((4, 4), 8)
-    hidden = transformer.apply(params, config, tokens, segment, position)
+    hidden = apply(params, config, tokens, segment, position)
     changed = tokens.copy()
     changed[0, 3] = (changed[0, 3] + 1) % 40
-    other = transformer.apply(params, config, changed, segment, position)
+    other = apply(params, config, changed, segment, position)
     assert (hidden[0, 4:] == other[0, 4:]).all()
-    plain = transformer.apply(params, dataclasses.replace(config, key_shift=False), tokens, segment, position)
+    plain = apply(params, dataclasses.replace(config, key_shift=False), tokens, segment, position)
     assert not np.allclose(hidden[0, 1:4], plain[0, 1:4], atol=1e-2)
 
 
@@ -151,8 +153,8 @@ def test_mimetic_layers_copy_what_they_attend_to_and_key_shift_starts_split():
 def test_bfloat16_computes_near_float32_from_the_same_masters():
     config, params = TINY, params_of(TINY)
     inputs = packed_row((5, 8), 16)
-    exact = transformer.apply(params, config, *inputs)
-    short = transformer.apply(params, dataclasses.replace(config, dtype="bfloat16"), *inputs)
+    exact = apply(params, config, *inputs)
+    short = apply(params, dataclasses.replace(config, dtype="bfloat16"), *inputs)
     assert short.dtype == jnp.bfloat16
     np.testing.assert_allclose(short.astype(jnp.float32)[0, :13], exact[0, :13], atol=0.15)
 

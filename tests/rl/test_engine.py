@@ -55,9 +55,14 @@ def greedy_by_apply(params, ids, n):
     for _ in range(n):
         tokens = jnp.array([ids + [0] * (48 - len(ids))])
         segment = (jnp.arange(48) < len(ids)).astype(jnp.int32)[None]
-        hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
-        ids.append(int(jnp.argmax(transformer.unembed(params, CONFIG, hidden)[0, len(ids) - 1])))
+        ids.append(int(jnp.argmax(_logits(params, tokens, segment)[0, len(ids) - 1])))
     return ids
+
+
+@jax.jit
+def _logits(params, tokens, segment):
+    hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
+    return transformer.unembed(params, CONFIG, hidden)
 
 
 def slow(engine, monkeypatch, seconds=0.02, before=lambda: None):

@@ -18,11 +18,12 @@ from launch import build, evaluate, export, policy, quickstart, runs, sft, train
 from launch.cli import ConfigError
 from launch.plan import COMPUTE, make_plan
 from launch.workdir import open_workdir
-from models import hf, lora, transformer
+from models import hf, lora
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.tokenizer import train_tokenizer
 from rl.rewards.compose import RewardTerm
+from tests.models.weights import drawn
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -39,7 +40,7 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("policy")
     tokenizer = train_tokenizer(make_world("search", **options(root / "data")).texts(), 400, root / "tokenizer")
     ends = [tokenizer.eos_token_id, 7]
-    params = transformer.init(THEIRS, jax.random.key(3))
+    params = drawn(THEIRS, 3)
     hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000)
     return root
 
@@ -132,7 +133,7 @@ def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_
         policy.check_model(plan)
     shutil.rmtree(tmp_path / "m")
     small = dataclasses.replace(THEIRS, vocab_size=380)
-    hf.save(transformer.init(small, jax.random.key(0)), small, tmp_path / "m")
+    hf.save(drawn(small), small, tmp_path / "m")
     for file in (root / "tokenizer").iterdir():
         shutil.copyfile(file, tmp_path / "m" / file.name)
     with pytest.raises(ValueError, match="its tokenizer has 400 ids and its table 380 rows"):

@@ -17,6 +17,7 @@ from models.attention import _attend_cudnn, _on_each_device, attend, kernel_for
 from models.config import LayerSpec, ModelConfig
 from models.logprobs import token_logp
 from models.sharding import batch_sharding, heads_sharding, make_mesh
+from tests.models.weights import drawn
 
 PATHS = {
     "xla": partial(attend, kernel="xla"),
@@ -117,7 +118,7 @@ def test_a_decoder_with_mixed_windows_is_the_same_by_splash():
     """Scanned layers: the window is a number among the scanned ones, this kernel has one branch for each."""
     specs = tuple(LayerSpec(window) for window in (4, None, 4, None, 2))
     config = dataclasses.replace(TINY, n_layers=5, layers=specs, remat="full")
-    params = transformer.init(config, jax.random.key(0))
+    params = drawn(config)
     tokens = np.random.default_rng(0).integers(0, 40, (1, TOTAL))
     want = loss_and_grad(config, params, tokens)
     got = loss_and_grad(dataclasses.replace(config, attention="splash"), params, tokens)

@@ -19,6 +19,7 @@ from models.config import ModelConfig
 from models.logprobs import token_logp
 from models.sampling import Sampling
 from rl.rollout.engine import Engine, request_key
+from tests.models.weights import drawn
 
 CAPACITY = 64
 SHAPE = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 64}
@@ -28,7 +29,7 @@ CONFIGS = pytest.mark.parametrize("config", [PLAIN, QUICK], ids=["plain", "key_s
 
 
 def make_params(config, seed=0):
-    return transformer.init(config, jax.random.key(seed))
+    return drawn(config, seed)
 
 
 def make_engine(config, params, **kwargs):

@@ -13,6 +13,7 @@ from models.config import ModelConfig
 from models.sampling import Sampling
 from rl.rollout.engine import CapacityError, Engine, EngineClosed, EngineError, first_stop, request_key
 from rl.rollout.weights import snapshot
+from tests.models.weights import drawn
 
 CONFIG = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
 END = 63
@@ -27,7 +28,7 @@ def view(ids):
 
 @pytest.fixture(scope="module")
 def params():
-    return transformer.init(CONFIG, jax.random.key(0))
+    return drawn(CONFIG)
 
 
 def make_engine(params, **kwargs):

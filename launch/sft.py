@@ -41,8 +41,8 @@ def run(plan: Plan, workdir: cli.Workdir, *, hosts: "Hosts | None" = None) -> No
         rows = build.pack_demonstrations(plan, codec, demonstrations, world)
         start = jax.random.fold_in(jax.random.key(plan.seed), 0)
         if not runs.saved(workdir / "ckpt", hosts):
-            start = policy.fresh_start(plan, model, start)
-        state, progress = runs.start_or_resume(workdir, learner, start, hosts=hosts)
+            start = learner.init_params(policy.fresh_start(plan, model, start))  # the state takes its buffers
+        state, progress = runs.start_or_resume(workdir, learner, start, donate=True, hosts=hosts)
         del start
 
     with contextlib.ExitStack() as stack:

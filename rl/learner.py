@@ -49,13 +49,16 @@ class TrainState:
 class Learner:
     """Compiled functions of one model, loss, optimizer and mesh.
 
-    `init_state(key | params)` copies what it is given; a learner of adapters wants parameters that have them (from a
-    key it adds them itself). `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy batches, each
-    process its own share of the rows, or device batches, of one shape; `train_step` DONATES its state. On the device
-    rows stand as they are dealt to the mesh, in another order than on the host.
+    `init_params(key | params)` are those of step 0 on their shardings, without an optimizer's state; what lies there is
+    not copied. `init_state(key | params)` copies what it is given, or DONATES it where told; a learner of adapters
+    wants parameters that have them (from a key it adds them itself). `prepare(state, ref, batch)` and
+    `train_step(state, batch)` take NumPy batches, each process its own share of the rows, or device batches, of one
+    shape; `train_step` DONATES its state. On the device rows stand as they are dealt to the mesh, in another order than
+    on the host.
     """
 
-    init_state: Callable[[PRNGKeyArray | Params], TrainState]
+    init_params: Callable[[PRNGKeyArray | Params], Params]
+    init_state: Callable[..., TrainState]  # (key | params, *, donate=False)
     prepare: Callable[[TrainState, Params | None, TrajectoryBatch], TrajectoryBatch]
     train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
@@ -124,6 +127,7 @@ def make_learner(
         return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), dealt)
 
     return Learner(
+        init_params=_placer(fresh, state_shardings.params),
         init_state=_starter(fresh, tx, adapters, heads, state_shardings),
         prepare=lambda state, ref, batch: (
             filled(state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
@@ -321,18 +325,24 @@ def _is_metric(x: Any) -> bool:
 # --- state and optimizer ---------------------------------------------------------------------------------------------
 
 
+def _placer(fresh: Callable[[PRNGKeyArray], Params], shardings: Params) -> Callable[[PRNGKeyArray | Params], Params]:
+    born_sharded = jax.jit(fresh, out_shardings=shardings)
+    return lambda start: born_sharded(start) if isinstance(start, jax.Array) else jax.device_put(start, shardings)
+
+
 def _starter(
     fresh: Callable[[PRNGKeyArray], Params],
     tx: optax.GradientTransformation,
     adapters: lora.Lora | None,
     heads: Sequence[str],
     shardings: TrainState,
-) -> Callable[[PRNGKeyArray | Params], TrainState]:
+) -> Callable[..., TrainState]:
     from_key = jax.jit(lambda key: _state(fresh(key), tx), out_shardings=shardings)
-    # A copy: the state will be donated, and what was given belongs to somebody else.
-    from_params = jax.jit(lambda params: _state(jax.tree.map(jnp.copy, params), tx), out_shardings=shardings)
+    # A copy, unless told: the state will be donated, and what was given belongs to somebody else.
+    from_copy = jax.jit(lambda params: _state(jax.tree.map(jnp.copy, params), tx), out_shardings=shardings)
+    from_given = jax.jit(lambda params: _state(params, tx), out_shardings=shardings, donate_argnums=0)
 
-    def init_state(start: PRNGKeyArray | Params) -> TrainState:
+    def init_state(start: PRNGKeyArray | Params, *, donate: bool = False) -> TrainState:
         if isinstance(start, jax.Array):
             return from_key(start)
         if lora.adapted(start) != (adapters is not None):
@@ -343,7 +353,7 @@ def _starter(
         if {name for name in HEADS if name in start} != set(heads):
             got = [name for name in HEADS if name in start]
             raise ValueError(f"init_state: got parameters with heads {got} and a learner with {list(heads)}")
-        return from_params(start)
+        return (from_given if donate else from_copy)(start)
 
     return init_state
 

@@ -172,6 +172,7 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     assert same(lora.base(runs.load_params(tmp_path / "rl" / "init", learner)), theirs)
 
     shutil.rmtree(tmp_path / "theirs")
+    shutil.rmtree(tmp_path / "rl" / "init")  # without a reference nothing is read but the checkpoint
     launch_main(train, f"--workdir={tmp_path / 'rl'}")
     summary = evaluate.of_run(
         plan, tmp_path / "rl", split="test", n=4, samplings={"greedy": Sampling(greedy=True)}, best=False

@@ -314,6 +314,18 @@ MUTANTS: tuple[Mutant, ...] = (
         '_VALUE = {"weight": ("embed",), "bias": ()}',
         '_VALUE = {"weight": ("answers",), "bias": ()}',
     ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_start_is_the_state_s_parameters_alone_and_may_be_given_away",
+        "rl/learner.py",
+        "return (from_given if donate else from_copy)(start)",
+        "return from_copy(start)",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
+        "launch/train.py",
+        'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
+        "if True:",
+    ),
     # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
     Mutant(
         "tests/models/test_heads.py::test_a_value_is_that_of_the_state_before_the_token",

@@ -132,6 +132,20 @@ def logical_axes(config: ModelConfig) -> Params:
 # --- computation ---------------------------------------------------------------------------------------------------
 
 
+# Cast to the compute dtype before anything else is done with them; norms, biases and the key shift are read in float32.
+_CAST_FIRST = frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "embed", "lm_head"})
+
+
+def as_computed(params: Params, config: ModelConfig) -> Params:
+    """`params` (without adapters) with the matrices already in config.dtype: the same numbers, from half the bytes of a
+    float32 where that is bfloat16. For whoever only computes with them.
+    """
+    cast = _CAST_FIRST if config.embed_scale == 1.0 else _CAST_FIRST - {"embed"}  # which is scaled in float32
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: x.astype(config.dtype) if path[-1].key in cast else x, params
+    )
+
+
 def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
     """x / √(mean x² + ε) · weight, computed in float32 (Zhang & Sennrich 2019), returned in x's dtype."""
     y = x.astype(jnp.float32)

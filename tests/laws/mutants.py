@@ -326,6 +326,18 @@ MUTANTS: tuple[Mutant, ...] = (
         'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
         "if True:",
     ),
+    Mutant(
+        "tests/laws/test_learner.py::test_in_one_process_no_device_but_the_sampling_one_gets_the_whole_policy",
+        "rl/rollout/weights.py",
+        "rows.setdefault(at[:axis], []).append(piece)",
+        "rows.setdefault(at[:axis], []).insert(0, piece)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_published_for_bfloat16_matrices_have_half_the_bytes_and_compute_the_same",
+        "models/transformer.py",
+        "lambda path, x: x.astype(config.dtype) if path[-1].key in cast else x, params",
+        "lambda path, x: x.astype(config.dtype), params",
+    ),
     # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
     Mutant(
         "tests/models/test_heads.py::test_a_value_is_that_of_the_state_before_the_token",

@@ -22,6 +22,7 @@ from models.sharding import make_mesh
 from rl.advantages import group_relative, leave_one_out
 from rl.learner import make_learner, make_optimizer
 from rl.losses import recipes
+from rl.rollout import weights
 from rl.rollout.weights import snapshot
 from rl.types import Mean, TrajectoryBatch
 
@@ -262,6 +263,24 @@ def test_published_weights_lie_whole_on_one_device_in_buffers_of_their_own(mesh)
     for x, want in zip(jax.tree.leaves(served.params), jax.tree.leaves(params()), strict=True):
         assert x.devices() == {jax.local_devices()[0]}
         assert_array_equal(x, want)
+
+
+def test_in_one_process_no_device_but_the_sampling_one_gets_the_whole_policy(monkeypatch):
+    monkeypatch.setattr(weights, "_gather", None)
+    state = learner(micro_rows=4, mesh=(2, 2, 2)).init_state(params())
+    jax.tree.map(assert_array_equal, snapshot(state.params, 0).params, params())
+
+
+def test_published_for_bfloat16_matrices_have_half_the_bytes_and_compute_the_same():
+    short = dataclasses.replace(CONFIG, dtype="bfloat16")
+    served = snapshot(params(), 0, short).params
+    kept = {path[-1].key for path, x in jax.tree_util.tree_leaves_with_path(served) if x.dtype == "float32"}
+    assert kept == {"attention_norm", "mlp_norm", "final_norm", "q_norm", "k_norm", "key_shift"}
+    jax.tree.map(lambda x, y: assert_array_equal(x, y.astype(x.dtype)), served, params())
+    batch = lay_out(PACKED, 24)
+    hidden = [transformer.apply(p, short, batch.tokens, batch.segment, batch.position) for p in (served, params())]
+    assert_array_equal(*hidden)
+    assert all(x.dtype == "float32" for x in jax.tree.leaves(snapshot(params(), 0, CONFIG).params))
 
 
 def scores(rows, of=None):

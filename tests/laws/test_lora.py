@@ -149,7 +149,7 @@ def answers(served):
     config, played = test_engine.QUICK, {}
     with pytest.MonkeyPatch.context() as patch:
         if served == "unmerged":
-            patch.setattr("rl.rollout.weights._copy", lambda params: jax.tree.map(jnp.copy, params))
+            patch.setattr("rl.rollout.weights._copy", lambda params, config: jax.tree.map(jnp.copy, params))
         engine = test_engine.make_engine(config, adapted(config, 0))
         assert lora.adapted(engine._snapshot.params) is (served == "unmerged")
         for version in (0, 1):

@@ -30,7 +30,7 @@ def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
         if plan.model_path:
             pretrained.copy_description(pretrained.find(plan.model_path), temporary)
         elif plan.tokenizer_path:
-            shutil.copytree(plan.tokenizer_path, temporary)
+            pretrained.copy_tokenizer(Path(plan.tokenizer_path), temporary)
         else:
             train_tokenizer(world.texts(), plan.vocab_size, temporary)
         temporary.rename(folder)  # whole or not at all

@@ -125,6 +125,16 @@ def test_a_second_tokenizer_is_refused(root):
         make_plan(config_of(root, **{"tokenizer/path": "somewhere"}))
 
 
+def test_of_a_tokenizer_s_folder_the_weights_and_the_shape_stay_there(root, tmp_path):
+    """The folder of a whole model: its end ids are those of its tokenizer, its shape is not that of this policy."""
+    plan = make_plan(config_of(root, **{"model/path": "", "tokenizer/path": str(root / "theirs")}))
+    codec = policy.build_codec(plan, None, tmp_path / "tokenizer")
+    assert codec.vocab_size == 400 and codec.end_ids[1:] == (7,)
+    copied = {file.name for file in (tmp_path / "tokenizer").iterdir()}
+    assert {"tokenizer.json", "generation_config.json"} <= copied <= {file.name for file in (root / "theirs").iterdir()}
+    assert not any(name.endswith(".safetensors") or name == "config.json" for name in copied)
+
+
 def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_path):
     shutil.copytree(root / "theirs", tmp_path / "m")
     plan = make_plan(config_of(root, **{"model/path": str(tmp_path / "m")}))

@@ -769,6 +769,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if kept is not None and kept.exists():",
         "if False:",
     ),
+    Mutant(
+        "tests/launch/test_policy.py::test_of_a_tokenizer_s_folder_the_weights_and_the_shape_stay_there",
+        "models/pretrained.py",
+        'tuple(name for name in DESCRIPTION if name != "config.json")',
+        "DESCRIPTION",
+    ),
     # -- a tag of several tokens
     Mutant(
         "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",

@@ -42,12 +42,12 @@ def build_world(plan: Plan) -> World:
     return make_world(plan.world, **plan.world_options)
 
 
-def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> None:
+def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept: Path | None = None) -> None:
     """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made.
 
-    Errors: ValueError, OSError.
+    `kept` as in `policy.check_model`. Errors: ValueError, OSError.
     """
-    codec = policy.check_model(plan)
+    codec = policy.check_model(plan, kept)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
     if held_out:

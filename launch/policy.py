@@ -29,7 +29,7 @@ def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
         if plan.model_path:
             pretrained.copy_description(pretrained.find(plan.model_path), temporary)
         elif plan.tokenizer_path:
-            shutil.copytree(plan.tokenizer_path, temporary)
+            pretrained.copy_tokenizer(Path(plan.tokenizer_path), temporary)
         else:
             train_tokenizer(world.texts(), plan.vocab_size, temporary)
         temporary.rename(folder)  # whole or not at all
@@ -63,13 +63,18 @@ def build_model(plan: Plan, vocab_size: int, folder: Path) -> ModelConfig:
     return _as_planned(plan, hf_config.load_config(folder), vocab_size)
 
 
-def check_model(plan: Plan) -> Codec | None:
+def check_model(plan: Plan, kept: Path | None = None) -> Codec | None:
     """Whatever can be wrong with model.path, tokenizer.path and lora.*; the codec, if it is not to be trained.
 
-    Every tensor's name and shape is looked at, no weight is read. Errors: ValueError, OSError.
+    `kept`: D/tokenizer of the run that goes on, or of the one that it starts from. Where it is there, model.path and
+    tokenizer.path need not be. Else every tensor's name and shape is looked at; no weight is read. Errors: ValueError,
+    OSError.
     """
     codec = None
-    if plan.model_path:
+    if kept is not None and kept.exists():
+        codec = checked_codec(kept)
+        model = build_model(plan, codec.vocab_size, kept)
+    elif plan.model_path:
         codec, model = describe(plan)
     else:
         codec = checked_codec(Path(plan.tokenizer_path)) if plan.tokenizer_path else None

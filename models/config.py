@@ -7,6 +7,7 @@ from typing import Literal
 Init = Literal["normal", "mimetic"]
 Remat = Literal["none", "full", "dots"]
 Attend = Literal["auto", "xla", "cudnn", "splash"]
+HEADS = ("value_head", "orm_head", "prm_head")  # on the trunk (models/heads.py), by their names in the parameters
 LORA_TARGETS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
 # The window of full attention among layers that have windows: more tokens than any sequence has.

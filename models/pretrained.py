@@ -85,17 +85,10 @@ def tokenizer_of(path: pathlib.Path) -> tuple["PreTrainedTokenizerFast", tuple[i
 
 def copy_description(path: pathlib.Path, folder: pathlib.Path) -> None:
     """Writes its description into `folder`, which is made. Errors: FileNotFoundError names a file that is not there."""
-    folder.mkdir(parents=True)
     if path.is_dir():
-        for name in ("config.json", "tokenizer.json"):
-            if not (path / name).is_file():
-                raise FileNotFoundError(
-                    f"{path / name}: no such file; want the folder of a whole model, with a fast tokenizer"
-                )
-        for name in DESCRIPTION:
-            if (path / name).is_file():
-                shutil.copyfile(path / name, folder / name)
+        _copy(path, folder, DESCRIPTION, wanted=("config.json", "tokenizer.json"))
         return
+    folder.mkdir(parents=True)
     file = gguf.open_file(path)
     config = gguf.read_config(file)
     described = hf.describe(config, longest=file.fields.get(f"{file.fields['general.architecture']}.context_length"))
@@ -103,3 +96,22 @@ def copy_description(path: pathlib.Path, folder: pathlib.Path) -> None:
     ends = {"eos_token_id": list(gguf_tokenizer.end_ids(file.fields))}
     for name, content in {"config.json": described, "generation_config.json": ends}.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def copy_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes what a folder says of its tokenizer and of its end ids into `folder`, which is made, and nothing else of a
+    model: the config.json would be that of another. Errors: FileNotFoundError.
+    """
+    _copy(path, folder, tuple(name for name in DESCRIPTION if name != "config.json"), wanted=("tokenizer.json",))
+
+
+def _copy(path: pathlib.Path, folder: pathlib.Path, names: tuple[str, ...], *, wanted: tuple[str, ...]) -> None:
+    for name in wanted:
+        if not (path / name).is_file():
+            raise FileNotFoundError(
+                f"{path / name}: no such file; want the folder of a whole model, with a fast tokenizer"
+            )
+    folder.mkdir(parents=True)
+    for name in names:
+        if (path / name).is_file():
+            shutil.copyfile(path / name, folder / name)

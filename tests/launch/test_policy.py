@@ -9,20 +9,22 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from absl import flags
 from transformers import AutoConfig, AutoTokenizer
 
 from configs.defaults import defaults
 from envs import make_world
-from launch import build, evaluate, export, policy, runs, sft, train
+from launch import build, evaluate, export, policy, quickstart, runs, sft, train
 from launch.cli import ConfigError
 from launch.plan import COMPUTE, make_plan
 from launch.workdir import open_workdir
-from models import gguf, hf, lora, transformer
+from models import gguf, hf, lora
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.rewards.compose import RewardTerm
 from tests.models import test_gguf
+from tests.models.weights import drawn
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -39,7 +41,7 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("policy")
     tokenizer = train_tokenizer(make_world("search", **options(root / "data")).texts(), 400, root / "tokenizer")
     ends = [tokenizer.eos_token_id, 7]
-    params = transformer.init(THEIRS, jax.random.key(3))
+    params = drawn(THEIRS, 3)
     said = {"longest": 4321, "generation": {"temperature": 0.7, "eos_token_id": 3}}
     hf.save(params, THEIRS, root / "theirs", tokenizer=tokenizer, end_ids=ends, shard_bytes=40_000, **said)
     return root
@@ -61,6 +63,18 @@ def config_of(root, **changes):
         section, _, leaf = name.partition("/")
         c[section][leaf] = value
     return c
+
+
+def launch_main(stage, *args: str) -> None:
+    """`python -m launch.STAGE ARGS`, in this process."""
+    before = set(flags.FLAGS)
+    stage.define_flags()
+    try:
+        flags.FLAGS([stage.__name__, *args])
+        stage.main([])
+    finally:
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
 
 
 def same(a, b) -> bool:
@@ -113,6 +127,16 @@ def test_a_second_tokenizer_is_refused(root):
         make_plan(config_of(root, **{"tokenizer/path": "somewhere"}))
 
 
+def test_of_a_tokenizer_s_folder_the_weights_and_the_shape_stay_there(root, tmp_path):
+    """The folder of a whole model: its end ids are those of its tokenizer, its shape is not that of this policy."""
+    plan = make_plan(config_of(root, **{"model/path": "", "tokenizer/path": str(root / "theirs")}))
+    codec = policy.build_codec(plan, None, tmp_path / "tokenizer")
+    assert codec.vocab_size == 400 and codec.end_ids[1:] == (7,)
+    copied = {file.name for file in (tmp_path / "tokenizer").iterdir()}
+    assert {"tokenizer.json", "generation_config.json"} <= copied <= {file.name for file in (root / "theirs").iterdir()}
+    assert not any(name.endswith(".safetensors") or name == "config.json" for name in copied)
+
+
 def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_path):
     shutil.copytree(root / "theirs", tmp_path / "m")
     plan = make_plan(config_of(root, **{"model/path": str(tmp_path / "m")}))
@@ -121,7 +145,7 @@ def test_a_folder_without_tokenizer_and_a_table_too_small_are_refused(root, tmp_
         policy.check_model(plan)
     shutil.rmtree(tmp_path / "m")
     small = dataclasses.replace(THEIRS, vocab_size=380)
-    hf.save(transformer.init(small, jax.random.key(0)), small, tmp_path / "m")
+    hf.save(drawn(small), small, tmp_path / "m")
     for file in (root / "tokenizer").iterdir():
         shutil.copyfile(file, tmp_path / "m" / file.name)
     with pytest.raises(ValueError, match="its tokenizer has 400 ids and its table 380 rows"):
@@ -178,8 +202,8 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     assert same(lora.base(runs.load_params(tmp_path / "rl" / "init", learner)), theirs)
 
     shutil.rmtree(tmp_path / "theirs")
-    with open_workdir(tmp_path / "rl", config) as workdir:
-        train.run(plan, workdir, None)
+    shutil.rmtree(tmp_path / "rl" / "init")  # without a reference nothing is read but the checkpoint
+    launch_main(train, f"--workdir={tmp_path / 'rl'}")
     summary = evaluate.of_run(
         plan, tmp_path / "rl", split="test", n=4, samplings={"greedy": Sampling(greedy=True)}, best=False
     )
@@ -196,6 +220,29 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     assert tuple(said["eos_token_id"]) == policy.load_codec(tmp_path / "rl").end_ids and said["temperature"] == 0.7
     assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 4321
     assert [path.name for path in tmp_path.glob("out*")] == ["out"]
+
+
+def test_what_started_from_it_goes_on_without_the_model_s_folder(root, warm, tmp_path, monkeypatch):
+    """A warm start, and the quickstart behind it, whose RL starts from that."""
+    config = json.loads((warm / "config.json").read_text())
+    config["model"]["path"] = str(tmp_path / "gone")
+    shutil.copytree(warm, tmp_path / "sft")
+    (tmp_path / "sft" / "config.json").write_text(json.dumps(config))
+    before = (tmp_path / "sft" / "metrics.jsonl").read_text()
+    launch_main(sft, f"--workdir={tmp_path / 'sft'}")
+    assert (tmp_path / "sft" / "metrics.jsonl").read_text() == before
+
+    (tmp_path / "c.py").write_text(
+        f"from ml_collections import ConfigDict\ndef get_config(arg=''):\n    return ConfigDict({config!r})\n"
+    )
+    ran = []
+    monkeypatch.setattr(quickstart, "run", lambda *args, control: ran.append(control))
+    monkeypatch.setattr(quickstart, "table", lambda result: "")
+    command = f"--config={tmp_path / 'c.py'}", f"--workdir={tmp_path}"
+    launch_main(quickstart, *command)
+    with pytest.raises(ConfigError, match="gone: no such file"):  # the control begins anew, with their weights
+        launch_main(quickstart, *command, "--control")
+    assert ran == [False]
 
 
 def test_what_reads_back_differently_is_not_exported(warm, tmp_path, monkeypatch):

@@ -171,8 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_parameters_are_born_sharded",
         "rl/learner.py",
-        "lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)",
-        "lambda key: fresh(_init(config, adapters, key)))",
+        "lambda key: _state(fresh(key), tx), out_shardings=shardings)",
+        "lambda key: _state(fresh(key), tx))",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_a_batch_is_dealt_without_moving_a_row",
@@ -437,6 +437,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/policy.py",
         "params = jax.jit(lora.merge)(params) if lora.adapted(params) else params",
         "params = lora.base(params)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_heads_are_trained_beside_adapters_alone",
+        "models/lora.py",
+        "return path[-1].endswith((_A, _B)) or path[0] in HEADS",
+        "return path[-1].endswith((_A, _B))",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_an_update_with_heads_is_that_of_one_device",
+        "models/heads.py",
+        '_VALUE = {"weight": ("embed",), "bias": ()}',
+        '_VALUE = {"weight": ("answers",), "bias": ()}',
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_start_is_the_state_s_parameters_alone_and_may_be_given_away",
+        "rl/learner.py",
+        "return (from_given if donate else from_copy)(start)",
+        "return from_copy(start)",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
+        "launch/train.py",
+        'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_in_one_process_no_device_but_the_sampling_one_gets_the_whole_policy",
+        "rl/rollout/weights.py",
+        "rows.setdefault(at[:axis], []).append(piece)",
+        "rows.setdefault(at[:axis], []).insert(0, piece)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_published_for_bfloat16_matrices_have_half_the_bytes_and_compute_the_same",
+        "models/transformer.py",
+        "lambda path, x: x.astype(config.dtype) if path[-1].key in cast else x, params",
+        "lambda path, x: x.astype(config.dtype), params",
     ),
     # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
     Mutant(
@@ -878,14 +914,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
         "models/hf_config.py",
-        "\"is_causal\": True,",
-        "\"is_causal\": False,",
+        '"is_causal": True,',
+        '"is_causal": False,',
     ),
     Mutant(
         "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
         "models/hf_config.py",
-        "    if unknown:\n        raise ValueError(\n            f\"got {unknown[0]}",
-        "    if False:\n        raise ValueError(\n            f\"got {unknown[0]}",
+        '    if unknown:\n        raise ValueError(\n            f"got {unknown[0]}',
+        '    if False:\n        raise ValueError(\n            f"got {unknown[0]}',
     ),
     Mutant(
         "tests/models/test_hf.py::test_the_original_length_at_the_top_goes_first",
@@ -908,8 +944,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/models/test_gguf.py::test_what_is_odd_is_named",
         "models/gguf.py",
-        "if rest.pop(\"attention.causal\", True) is not True:",
-        "if rest.pop(\"attention.causal\", True) is None:",
+        'if rest.pop("attention.causal", True) is not True:',
+        'if rest.pop("attention.causal", True) is None:',
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_started_from_it_goes_on_without_the_model_s_folder",
+        "launch/policy.py",
+        "if kept is not None and kept.exists():",
+        "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_of_a_tokenizer_s_folder_the_weights_and_the_shape_stay_there",
+        "models/pretrained.py",
+        'tuple(name for name in DESCRIPTION if name != "config.json")',
+        "DESCRIPTION",
     ),
     # -- a tag of several tokens
     Mutant(
@@ -961,6 +1009,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "models/rope.py",
         "begin, end = math.floor(begin), math.ceil(end)",
         "begin, end = math.ceil(begin), math.floor(end)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_kernel_is_divided_over_the_learner_s_mesh",
+        "models/attention.py",
+        "if sharding is not None and sharding.mesh.size > 1:",
+        "if False:",
     ),
     Mutant(
         "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",

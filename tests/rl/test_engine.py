@@ -14,6 +14,7 @@ from models.sampling import Sampling
 from rl.rollout.engine import CapacityError, Engine, EngineClosed, EngineError, request_key
 from rl.rollout.stops import first_stop
 from rl.rollout.weights import snapshot
+from tests.models.weights import drawn
 
 CONFIG = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
 END = 63
@@ -28,7 +29,7 @@ def view(ids):
 
 @pytest.fixture(scope="module")
 def params():
-    return transformer.init(CONFIG, jax.random.key(0))
+    return drawn(CONFIG)
 
 
 def make_engine(params, **kwargs):
@@ -56,9 +57,14 @@ def greedy_by_apply(params, ids, n):
     for _ in range(n):
         tokens = jnp.array([ids + [0] * (48 - len(ids))])
         segment = (jnp.arange(48) < len(ids)).astype(jnp.int32)[None]
-        hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
-        ids.append(int(jnp.argmax(transformer.unembed(params, CONFIG, hidden)[0, len(ids) - 1])))
+        ids.append(int(jnp.argmax(_logits(params, tokens, segment)[0, len(ids) - 1])))
     return ids
+
+
+@jax.jit
+def _logits(params, tokens, segment):
+    hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
+    return transformer.unembed(params, CONFIG, hidden)
 
 
 def slow(engine, monkeypatch, seconds=0.02, before=lambda: None):

@@ -6,12 +6,10 @@ import itertools
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 
 from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
-from models import transformer
 from models.config import ModelConfig
 from models.sampling import Sampling
 from rl.rollout.engine import Engine
@@ -19,6 +17,7 @@ from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool, PoolClosed, PoolError
 from rl.rollout.watched import guarded
 from rl.types import Row, Status, Trajectory
+from tests.models.weights import drawn
 
 TASK = Task("task-0", "toy", "train", 0, (), {})
 
@@ -466,7 +465,7 @@ class EchoEnv:
 def test_real_episodes_are_a_function_of_their_address_alone():
     """Pool, worker and engine together: threads, lanes and failures of the world change nothing in what is trained."""
     config = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
-    params = transformer.init(config, jax.random.key(0))
+    params = drawn(config)
     task = Task("t", "echo", "train", 0, (Message("user", "0123"),), {})
 
     def run(threads, fails):

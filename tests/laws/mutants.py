@@ -523,8 +523,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
         "rl/rollout/worker.py",
-        "return self._codec.start(self.messages), True",
-        "return self._codec.start(before), True",
+        "return self._codec.start(self.messages, self._tools), True",
+        "return self._codec.start(before, self._tools), True",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",

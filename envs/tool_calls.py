@@ -69,7 +69,7 @@ def parse(text: str, tools: Sequence[Mapping[str, Any]] | None = None, *, cut: b
     `tools` are those that may be called (see `check_tools`); with None any name and any object pass. `cut`: the turn
     ended by length, not by the model.
     """
-    spoken = _THOUGHT.sub(lambda thought: " " * len(thought.group()), text)  # same places, nothing to find
+    spoken = _spoken(text)
     at = spoken.find(OPEN)
     if at >= 0:
         return _hermes(text, spoken, at, tools, cut)
@@ -80,6 +80,16 @@ def parse(text: str, tools: Sequence[Mapping[str, Any]] | None = None, *, cut: b
     if _BARE.match(spoken):
         return _llama(text, lead, lead, tools, cut)
     return Said(text, ())
+
+
+def settled(text: str) -> str:
+    """The beginning of a turn, so far `text`, that stands around its calls whatever comes after: fit to be shown."""
+    spoken = _spoken(text)
+    ends = [at for mark in (OPEN, PYTHON) if (at := spoken.find(mark)) >= 0]
+    ends += [len(text) - n for mark in (OPEN, PYTHON) for n in range(1, len(mark)) if spoken.endswith(mark[:n])]
+    if spoken.lstrip()[:1] in ("", "{"):
+        ends.append(len(spoken) - len(spoken.lstrip()))
+    return text[: min(ends, default=len(text))].rstrip()
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
@@ -109,6 +119,11 @@ def write(name: str, arguments: Mapping[str, Any], form: Form = "hermes") -> str
     if form == "llama":
         return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
     return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+
+
+def _spoken(text: str) -> str:
+    """`text` with blanks for what is thought: the same places, and nothing there to find."""
+    return _THOUGHT.sub(lambda thought: " " * len(thought.group()), text)
 
 
 def _hermes(text: str, spoken: str, at: int, tools: Sequence[Mapping[str, Any]] | None, cut: bool) -> Said:

@@ -12,7 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from models.glue import SLOT, ChatTemplate, Outline, outline
 
@@ -135,6 +135,11 @@ class Codec:
     def takes_tools(self) -> bool:
         """Whether the template tells the model of its tools; where it does not, `tools` change no ids."""
         return self._template.takes_tools
+
+    @property
+    def tool_form(self) -> Literal["hermes", "llama"]:
+        """How the model writes its calls, by what its template says of them."""
+        return self._template.tool_form
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a prompt up to where the policy begins to sample. No content is ever read as a control token.

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -79,6 +79,12 @@ class ChatTemplate:
             return _mark(1) in self.render([("user", SLOT)], tools=json.dumps([{"type": "function", "function": tool}]))
         except ValueError:
             return False
+
+    @property
+    def tool_form(self) -> Literal["hermes", "llama"]:
+        """Llama's where it speaks of "parameters" and not of <tool_call>."""
+        llama = "<tool_call>" not in self._source and ('"parameters"' in self._source or "python_tag" in self._source)
+        return "llama" if llama else "hermes"
 
     def render(self, conversation: Sequence[Outline], mark: Callable[[int], str] | None = None, tools: str = "") -> str:
         """The text of the conversation with its generation prompt; slot i is `mark(i)`, `tools` are JSON."""

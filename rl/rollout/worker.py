@@ -186,7 +186,12 @@ class Record:
         self.begin_row()
 
     def __len__(self) -> int:
-        return len(self._rows[-1]["tokens"])
+        return len(self.tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Ids of the row that grows: this list itself, to which ids are only added."""
+        return self._rows[-1]["tokens"]
 
     def begin_row(self) -> None:
         self._rows.append({name: [] for name in ROW_DTYPES})

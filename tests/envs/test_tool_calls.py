@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envs.tool_calls import MAX_CALLS, MAX_DEPTH, BadCall, Call, check_tools, parse, write
+from envs.tool_calls import MAX_CALLS, MAX_DEPTH, BadCall, Call, check_tools, parse, settled, write
 
 SEARCH = {
     "type": "object",
@@ -204,6 +204,17 @@ def test_no_text_raises_and_only_whole_right_calls_are_calls(text, cut, tools):
         else:
             assert call.message.encode()  # the model can be told
     assert not (said.truncated and not cut)
+
+
+@given(anything, st.integers(0, 400))
+def test_what_is_settled_is_the_beginning_whatever_follows(text, n):
+    said = parse(text, TOOLS)
+    assert said.text.startswith(settled(text[:n])) and settled(text[:n]) == settled(text[:n]).rstrip()
+
+
+def test_text_is_settled_up_to_a_call():
+    assert settled("I look. <tool_c") == settled("I look. <tool_call>{") == "I look."
+    assert settled("I lo") == "I lo" and settled(' {"na') == "" and settled("<think> {") == "<think> {"
 
 
 plain = st.text(st.characters(exclude_categories=["Cs"]))

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -72,9 +73,13 @@ class Front:
             lifespan=self._lifespan,
         )
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End every request and conversation; idempotent."""
         self._store.close()
+
+    def close(self) -> None:
+        """`end`, and the threads; idempotent."""
+        self.end()
         self._threads.shutdown(wait=False, cancel_futures=True)  # the store has waited for them, in bounded time
 
     @contextlib.asynccontextmanager
@@ -224,12 +229,24 @@ class Front:
         return BadRequest(f"{type(err).__name__}: {err}", code="internal_error", status=500)
 
 
-def make_server(front: Front) -> uvicorn.Server:
-    """To be run with `server.run(sockets=[...])`; `server.should_exit = True` or a signal stops it."""
-    config = uvicorn.Config(
-        front.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, ws="none", lifespan="on"
-    )
-    return uvicorn.Server(config)
+class Server(uvicorn.Server):
+    """To be run with `run(sockets=[...])`; `should_exit = True` or a signal stops it: no new requests, those in flight
+    have GRACE_S seconds and are told then that it closes.
+    """
+
+    def __init__(self, front: Front):
+        limits = {"timeout_graceful_shutdown": GRACE_S + 15}  # the store's own is 10
+        super().__init__(uvicorn.Config(front.app(), log_level="warning", access_log=False, ws="none", **limits))
+        self._front = front
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end(self) -> None:
+        await asyncio.sleep(GRACE_S)
+        await asyncio.to_thread(self._front.end)
 
 
 class _Stream(StreamingResponse):

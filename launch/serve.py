@@ -91,7 +91,7 @@ def serving(
             served, engine, store, threads=sessions + waiting, tidy=tidy, tidy_s=min(_TIDY_S, idle_s / 2)
         )
         try:
-            yield front.make_server(face)
+            yield front.Server(face)
         finally:
             face.close()
             if recording:

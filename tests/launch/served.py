@@ -69,6 +69,13 @@ class ScriptSession:
         return Turn(said, [-0.5 - k for k in range(len(said))], [3] * len(said), reason)
 
 
+def until(true, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 @contextlib.contextmanager
 def served(engine, codec, **how):
     """(client, url) for as long as the block runs."""
@@ -77,13 +84,12 @@ def served(engine, codec, **how):
         listener = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
         thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.005)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+            try:
+                until(lambda: server.started)
                 yield client, url
-        finally:
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+            finally:
+                server.should_exit = True
+                thread.join(30)
+                assert not thread.is_alive()

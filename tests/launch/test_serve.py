@@ -1,19 +1,25 @@
 """A served policy as its callers see it: OpenAI's own client, over an engine that says what the test wrote."""
 
+import contextlib
 import importlib
 import json
+import signal
+import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 
+import jax
 import openai
 import pytest
 
 from launch import chat_api, serve
 from launch.cli import ConfigError
+from models import hf, transformer
 from models.codec import Codec
+from models.config import ModelConfig
 from rl.episodes import read_episodes
 from rl.types import Status
 from tests.launch.served import NAME, Script, served, until
@@ -335,3 +341,49 @@ def test_a_missing_server_library_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigError, match=r"pip install 'wayfinder-rl\[serve\]'"):
         serve._front()
+
+
+# ---- the program
+
+
+CONFIG = """
+from configs.defaults import defaults
+
+def get_config(arg=""):
+    c = defaults()
+    c.name, c.model.path = "theirs", {path!r}
+    c.engine.lanes, c.engine.residents, c.engine.capacity, c.engine.contexts = 2, 2, 2048, (2048,)
+    c.rollout.max_turn_tokens, c.rollout.max_episode_tokens, c.batch.length = 6, 256, 256
+    return c
+"""
+
+
+def test_the_program_serves_a_model_and_ends_by_a_signal_in_the_middle_of_a_request(tmp_path):
+    tokenizer = ct.make_tokenizer(ct.QWEN25_TOOLS, ct.QWEN_TOKENS, ct.QWEN)
+    model = ModelConfig(vocab_size=300, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
+    ends = [tokenizer.eos_token_id]
+    hf.save(transformer.init(model, jax.random.key(0)), model, tmp_path / "theirs", tokenizer=tokenizer, end_ids=ends)
+    (tmp_path / "config.py").write_text(CONFIG.format(path=str(tmp_path / "theirs")))
+    command = [sys.executable, "-m", "launch.serve", f"--config={tmp_path}/config.py", "--port=0"]
+    process = subprocess.Popen(
+        [*command, f"--record={tmp_path}/record"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("serving theirs at http://127.0.0.1:"), line or process.stderr.read()
+        with openai.OpenAI(base_url=line.split()[-1], api_key="none", max_retries=0, timeout=60) as client:
+            how = {"model": "theirs", "messages": HI, "temperature": 2}
+            first = client.chat.completions.create(**how, max_tokens=5)
+            with client.chat.completions.create(**how, stream=True) as events:
+                assert next(iter(events))
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(openai.APIError):
+                    for _ in events:
+                        pass
+        assert process.wait(30) == 0, process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+    kept = sorted(read_episodes(tmp_path / "record"), key=lambda t: t.ticket)
+    row = kept[0].rows[0]
+    assert row.tokens[row.action_mask].tolist() == first.choices[0].token_ids and len(kept) == 2

@@ -57,8 +57,7 @@ def parse(text: str) -> Action:
     world writes that.
     """
     text = cut(text)
-    if _FORGED.search(text):
-        raise Malformed("only the search engine writes <information>")
+    _want_unforged(text)
     actions: list[Action] = []
     inside, start = "", 0
     for tag in _TAG.finditer(text):
@@ -82,6 +81,11 @@ def parse(text: str) -> Action:
     return actions[0]
 
 
+def _want_unforged(text: str) -> None:
+    if _FORGED.search(text):
+        raise Malformed("only the search engine writes <information>")
+
+
 def document_number(argument: str) -> int | None:
     """The number in "3" or "Doc 3"; None for anything else."""
     match = _NUMBER.fullmatch(argument)
@@ -92,8 +96,7 @@ def parse_call(text: str) -> Action:
     """The one action of a turn that is a JSON tool call (envs/tool_calls.py). Raises `Malformed`, as `parse` does."""
     at = text.find(tool_calls.CLOSE)
     text = text if at < 0 else text[: at + len(tool_calls.CLOSE)]
-    if _FORGED.search(text):
-        raise Malformed("only the search engine writes <information>")
+    _want_unforged(text)
     calls = tool_calls.parse(text, TOOLS).calls
     if len(calls) != 1:
         raise Malformed(f"{len(calls)} actions in one turn" if calls else "no action")

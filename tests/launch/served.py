@@ -16,13 +16,15 @@ NAME = "tiny"
 class Script:
     """An engine whose every session says what is in `turns`, in the order asked; `$` is the end of turn.
 
-    A text may be a function of nothing, called when the turn is asked for. Keeps `Session.ids`, stops and `close`.
+    Keeps `Session.ids`, stops and `close`. Nothing is said while `go` is clear.
     """
 
     capacity = 4000
 
     def __init__(self, codec, turns):
         self.codec, self.turns, self.opened, self.lock = codec, list(turns), [], threading.Lock()
+        self.go = threading.Event()
+        self.go.set()
 
     def open(self, key, sampling, timeout_s=None):
         self.opened.append(ScriptSession(self, key, sampling))
@@ -55,6 +57,8 @@ class ScriptSession:
             text = self.engine.turns.pop(0)
         ids = codec.encode_action(text.rstrip("$")) + [codec.end_ids[0]] * text.endswith("$")
         said, reason = [], "length"
+        while not self.engine.go.wait(0.005) and not self.gone.is_set():
+            pass
         for i in ids[:max_tokens]:
             if self.gone.wait(0.002):
                 reason = "closed"

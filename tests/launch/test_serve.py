@@ -234,7 +234,8 @@ def test_bad_requests_say_what_is_wrong(codec):
 
 
 def test_more_than_may_wait_are_told_so_and_the_others_are_served(codec):
-    slow = Script(codec, ["x" * 100] * 3)
+    slow = Script(codec, ["x$"] * 3)
+    slow.go.clear()
     with served(slow, codec, sessions=1, waiting=1) as (client, url):
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(ask(client))) for _ in range(2)]
@@ -246,6 +247,7 @@ def test_more_than_may_wait_are_told_so_and_the_others_are_served(codec):
             ask(client)
         assert error.value.status_code == 503 and error.value.code == "overloaded"
         assert error.value.response.headers["retry-after"] == "1"
+        slow.go.set()
         for thread in threads:
             thread.join(20)
         assert len(answers) == 2
@@ -273,13 +275,16 @@ def test_a_caller_that_leaves_cancels_and_may_ask_again(codec, stream, tmp_path)
 
 
 def test_a_waiting_caller_that_leaves_waits_no_more(codec):
-    with served(Script(codec, ["x" * 200, "y$"]), codec, sessions=1) as (client, url):
+    slow = Script(codec, ["x$", "y$"])
+    slow.go.clear()
+    with served(slow, codec, sessions=1) as (client, url):
         thread = threading.Thread(target=lambda: ask(client))
         thread.start()
         until(lambda: health(url)["busy"] == 1)
         with pytest.raises(openai.APITimeoutError):
             ask(client, timeout=0.1)
         until(lambda: health(url)["waiting"] == 0)
+        slow.go.set()
         thread.join(20)
         assert ask(client).choices[0].message.content == "y"
 

@@ -376,7 +376,7 @@ def test_the_program_serves_a_model_and_ends_by_a_signal_in_the_middle_of_a_requ
     try:
         line = process.stdout.readline()
         assert line.startswith("serving theirs at http://127.0.0.1:"), line or process.stderr.read()
-        with openai.OpenAI(base_url=line.split()[-1], api_key="none", max_retries=0, timeout=60) as client:
+        with openai.OpenAI(base_url=line.split()[-1], api_key="none", max_retries=0, timeout=120) as client:
             how = {"model": "theirs", "messages": HI, "temperature": 2}
             first = client.chat.completions.create(**how, max_tokens=5)
             with client.chat.completions.create(**how, stream=True) as events:
@@ -385,7 +385,7 @@ def test_the_program_serves_a_model_and_ends_by_a_signal_in_the_middle_of_a_requ
                 with contextlib.suppress(openai.APIError):
                     for _ in events:
                         pass
-        assert process.wait(30) == 0, process.stderr.read()
+        assert process.wait(90) == 0, process.stderr.read()
     finally:
         process.kill()
         process.communicate()

@@ -146,9 +146,9 @@ def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
     """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
-    stop = env_spec(world).stop
+    spec = env_spec(world)
     episodes = [
-        transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
+        transcribe(codec, demo.task, demo.steps, demo.facts, stop=spec.stop, ticket=i, tools=spec.tools)
         for i, demo in enumerate(demonstrations)
     ]
     length, per_step = plan.sft.length, plan.sft.rows

@@ -695,8 +695,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
         "rl/rollout/worker.py",
-        "return self._codec.start(self.messages), True",
-        "return self._codec.start(before), True",
+        "return self._codec.start(self.messages, self._tools), True",
+        "return self._codec.start(before, self._tools), True",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
@@ -1112,6 +1112,110 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/build.py",
         "check_facts(plan, world)\n    if codec",
         "if codec",
+    ),
+    # -- tool calls: what is not exactly a call is never run
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_bad_call_is_a_message_and_stays_in_the_text",
+        "envs/tool_calls.py",
+        'raise _Wrong(f"{name} is not JSON")',
+        "return float(name)",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_bad_call_is_a_message_and_stays_in_the_text",
+        "envs/tool_calls.py",
+        "if len(found) < len(pairs):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_call_cut_by_length_is_neither_a_call_nor_a_bad_one",
+        "envs/tool_calls.py",
+        "if closed < 0 and cut:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_depth_without_end",
+        "envs/tool_calls.py",
+        'raise _Wrong(f"it is nested deeper than {MAX_DEPTH}")',
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_what_is_settled_is_the_beginning_whatever_follows",
+        "envs/tool_calls.py",
+        "return text[: min(ends, default=len(text))].rstrip()",
+        "return text.rstrip()",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_malformed_calls_cost_the_turn_and_say_what_was_wrong",
+        "envs/search/actions.py",
+        "calls = tool_calls.parse(text, TOOLS).calls",
+        "calls = [c for c in tool_calls.parse(text).calls if c.arguments]",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_tools_forge_no_control_token",
+        "models/codec.py",
+        "forged = sorted(name for name in self._control_texts.values() if name in text)",
+        "forged = []",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_tools_that_a_later_message_moves_are_told",
+        "models/codec.py",
+        'outline("assistant", said)[0], roles, self._tools_text(tools))',
+        'outline("assistant", said)[0], roles, "")',
+    ),
+    # -- serving: an agent's conversation is recorded as the engine consumed and sampled it, each token an action once
+    Mutant(
+        "tests/laws/test_serve.py::test_a_conversation_is_recorded_token_by_token",
+        "launch/conversations.py",
+        "record.sampled(turn, conversation.turns)",
+        "record.given(turn.ids, conversation.turns)",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_a_conversation_is_recorded_token_by_token",
+        "launch/conversations.py",
+        "if place is not None and chat.n == 1 and self._goes_on(place, chat):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_what_was_sampled_is_an_action_once_wherever_conversations_part",
+        "launch/conversations.py",
+        "if place is not None and chat.n == 1 and self._goes_on(place, chat):",
+        "if place is not None and chat.n == 1:",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_what_was_sampled_is_an_action_once_wherever_conversations_part",
+        "launch/conversations.py",
+        "new = [*place.tokens[: place.length], *new]",
+        "new = [*place.tokens, *new]",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_what_was_sampled_is_an_action_once_wherever_conversations_part",
+        "launch/conversations.py",
+        "alike = (own.session.sampling, own.seed) == (chat.sampling, chat.seed)",
+        "alike = True",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_a_template_that_rewrites_turns_begins_rows",
+        "launch/conversations.py",
+        "session.restart(conversation.turns)",
+        "pass",
+    ),
+    Mutant(
+        "tests/launch/test_serve.py::test_a_waiting_caller_that_leaves_waits_no_more",
+        "launch/conversations.py",
+        "asked.left = True",
+        "asked.left = False",
+    ),
+    Mutant(
+        "tests/launch/test_serve.py::test_more_than_may_wait_are_told_so_and_the_others_are_served",
+        "launch/conversations.py",
+        'raise Full(f"{len(self._queue)} requests wait already")',
+        "pass",
+    ),
+    Mutant(
+        "tests/launch/test_serve.py::test_a_caller_that_leaves_cancels_and_may_ask_again[True]",
+        "launch/front.py",
+        "self._ended()",
+        "pass",
     ),
 )
 

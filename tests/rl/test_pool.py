@@ -427,14 +427,14 @@ class CharCodec:
     end_ids = (63,)
     world_role, opened = "tool", ""
 
-    def start(self, messages):
+    def start(self, messages, tools=()):
         return [ord(c) - 48 for m in messages for c in m.content]
 
     def turn_text(self, ids):
         return self.view(ids[:-1] if ids[-1:] == [63] else ids)
 
-    def extend(self, sampled_ids, text, role="tool", before=()):
-        return [ord(c) - 48 for c in text]
+    def extend_by(self, sampled_ids, messages, before=(), tools=()):
+        return [ord(c) - 48 for m in messages for c in m.content]
 
     def view(self, ids):
         return "".join(chr(48 + i) for i in ids)

@@ -19,14 +19,15 @@ class ByteCodec:
     end_ids = (END,)
     world_role, opened = "tool", ""
 
-    def start(self, messages):
+    def start(self, messages, tools=()):
         return [*map(ord, "|".join(m.content for m in messages)), END, ASSISTANT]
 
     def turn_text(self, ids):
         return self.view(ids[:-1] if ids and ids[-1] == END else ids)
 
-    def extend(self, sampled, text, role="tool", before=()):
-        return [*([] if sampled and sampled[-1] == END else [END]), *map(ord, text), END, ASSISTANT]
+    def extend_by(self, sampled, messages, before=(), tools=()):
+        (answer,) = messages
+        return [*([] if sampled and sampled[-1] == END else [END]), *map(ord, answer.content), END, ASSISTANT]
 
     def view(self, ids):
         return "".join(chr(i) if i > 1 else "#" for i in ids)

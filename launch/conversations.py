@@ -268,7 +268,7 @@ class Conversations:
         conversation.messages = talk.messages
         conversation.kept = len(session.ids)
         conversation.first = conversation.kept + len(new)
-        room = max(1, self._engine.shapes.capacity - conversation.first)  # where there is none the engine says so
+        room = max(1, self._engine.capacity - conversation.first)  # where there is none the engine says so
         turn = session.generate(new, max_tokens=min(chat.max_tokens or room, room), stop=chat.stop)
         if turn.ids:
             record.given(new, conversation.turns - 1)

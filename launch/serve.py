@@ -86,7 +86,7 @@ def serving(
             if recording:
                 recording.flush()
 
-        served = Served(name, codec, temperature, engine.shapes.capacity, sessions)
+        served = Served(name, codec, temperature, engine.capacity, sessions)
         face = front.Front(
             served, engine, store, threads=sessions + waiting, tidy=tidy, tidy_s=min(_TIDY_S, idle_s / 2)
         )

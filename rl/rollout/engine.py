@@ -69,6 +69,7 @@ class Engine:
         if kv_on_update not in ("recompute", "keep"):
             raise ValueError(f"Engine: got {kv_on_update=}, want recompute or keep")
         self.config, self.shapes, self.sessions, self.kv_on_update = config, shapes, sessions, kv_on_update
+        self.capacity = capacity  # most ids of a session
 
         self._lock = threading.RLock()  # guards all below; the thread computes outside it
         self._work = threading.Condition(self._lock)  # the engine thread waits here
@@ -208,9 +209,9 @@ class Engine:
             first = before + len(new)
             if first == 0:
                 raise ValueError("generate: got no ids for an empty session, want at least one to sample after")
-            if first >= self.shapes.capacity:
+            if first >= self.capacity:
                 raise CapacityError(
-                    f"{first} ids leave no room for a token in capacity={self.shapes.capacity}; shorten the prompt or "
+                    f"{first} ids leave no room for a token in capacity={self.capacity}; shorten the prompt or "
                     "raise capacity"
                 )
             session._ids.extend(new.tolist())
@@ -404,7 +405,7 @@ class Engine:
 
     def _plan(self, waiting: set[Request]) -> Plan | None:
         runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]
-        return next_plan([r for r in runnable if r.remaining(self.shapes.capacity) > 0], self.shapes)
+        return next_plan([r for r in runnable if r.remaining(self.capacity) > 0], self.shapes)
 
     def _time_publish(self) -> None:
         """Once a token of the newest weights has been read: how long that took since they came."""

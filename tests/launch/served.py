@@ -61,12 +61,12 @@ class ScriptSession:
             pass
         for i in ids[:max_tokens]:
             if self.gone.wait(0.002):
-                reason = "closed"
+                reason = "cancelled"
                 break
             said.append(i)
             self.ids = [*self.ids, i]
             if i in codec.end_ids:
-                reason = "end"
+                reason = "stop"
             elif any(s in codec.view(said) for s in stop):
                 reason = "stop"
                 break

@@ -159,6 +159,9 @@ class Conversations:
             self._end([conversation], Status.CANCELLED)
             raise
         with self._changed:
+            if conversation.session.closed:  # after its last token: nobody can go on
+                self._end([conversation], Status.CANCELLED)
+                raise Cancelled
             conversation.asked, conversation.first, conversation.used_s = None, None, self._clock()
             del self._live[conversation]
             self._live[conversation] = None  # last in line to make place
@@ -273,7 +276,7 @@ class Conversations:
         if turn.ids:
             record.given(new, conversation.turns - 1)
             record.sampled(turn, conversation.turns)
-        if turn.reason == "cancelled":
+        if turn.reason == "cancelled":  # by `cancel` or `close`, or with the engine
             raise Cancelled
         conversation.turns += 1
         conversation.place = _Place(conversation, record.tokens, len(record), talk.messages, turn.ids)

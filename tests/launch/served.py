@@ -46,6 +46,10 @@ class ScriptSession:
         self.restarts.append(turn)
         self.ids = []
 
+    @property
+    def closed(self):
+        return self.gone.is_set()
+
     def close(self):
         self.gone.set()
 

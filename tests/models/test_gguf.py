@@ -145,10 +145,10 @@ def write(path, arch, metadata, tensors, kind=package.GGMLQuantizationType.F32) 
 PRE = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
 
 
-def written(path, arch="llama", *, changes=(), drop=(), more=(), config=None, **how):
+def written(path, arch="llama", *, changes=(), drop=(), more=(), config=None, params=None, **how):
     """A file of the family, its metadata changed (None takes a key out), tensors dropped and added."""
     config = config or FAMILIES[arch]
-    params = random_params(config)
+    params = params or random_params(config)
     metadata = metadata_of(config, arch, PRE[arch]) | dict(changes)
     tensors = tensors_of(params, config, arch) | dict(more)
     metadata = {key: value for key, value in metadata.items() if value is not None}

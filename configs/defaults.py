@@ -63,6 +63,10 @@ def defaults() -> ml_collections.ConfigDict:
     c.engine.prefill_rows = 16
     c.engine.prefill_chunk = 64
     c.engine.contexts = (192, 384)  # attention widths that are compiled
+    # Data-parallel engines, each over `tensor` devices, on the first replicas x tensor of this process; the sizes above
+    # are those of each.
+    c.engine.replicas = 1
+    c.engine.tensor = 1
     c.engine.kv_on_update = "recompute"  # live KV at a weight update; or "keep": cheaper, later logp mixes versions
 
     c.rollout = ml_collections.ConfigDict()

@@ -25,6 +25,8 @@ class EnginePlan:
     prefill_chunk: int
     contexts: tuple[int, ...]
     kv_on_update: str
+    replicas: int
+    tensor: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +231,8 @@ def _check_sizes(plan: Plan) -> None:
         "sft.micro_rows": plan.sft.micro_rows,
         "batch.logp_chunk": b.logp_chunk,
         "engine.lanes": e.lanes,
+        "engine.replicas": e.replicas,
+        "engine.tensor": e.tensor,
         "engine.round_tokens": e.round_tokens,
         "engine.prefill_rows": e.prefill_rows,
         "engine.prefill_chunk": e.prefill_chunk,

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float, Int, UInt32
 
 from models import generate, kv_cache
 from models.config import ModelConfig
 from models.constraint import Constraint
 from models.sampling import Cut
+from models.sharding import RULES
 
 END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
 
@@ -87,9 +89,9 @@ class Lanes:
 class Device:
     """One KV cache and the programs over it; used by the engine's thread alone."""
 
-    def __init__(self, config: ModelConfig, residents: int, capacity: int):
-        self._config = config
-        self._cache: Any = kv_cache.alloc(config, residents, capacity)
+    def __init__(self, config: ModelConfig, residents: int, capacity: int, mesh: Mesh | None = None):
+        self._config, self._mesh = config, mesh
+        self._cache: Any = _alloc(config, residents, capacity, mesh)
         self._tables: weakref.WeakKeyDictionary[Constraint, jax.Array] = weakref.WeakKeyDictionary()
         self._before: generate.Round | None = None
         self._compiled_before = _cache_sizes()
@@ -97,7 +99,7 @@ class Device:
     def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
         """Write the KV of tokens[i, :n_new[i]] at positions start[i].. of rows[i]; DONATES the cache."""
         arrays = jax.device_put((rows, tokens, start, n_new))  # H2D
-        self._cache = _prefill(params, self._config, self._cache, *arrays, context=context)
+        self._cache = _prefill(params, self._config, self._cache, *arrays, context=context, mesh=self._mesh)
 
     def decode(
         self,
@@ -128,8 +130,9 @@ class Device:
             before = before._replace(state=None)
         lanes, ends = jax.device_put((lanes, ends))  # H2D
         self._cache, self._before = _decode(
-            params, self._config, self._cache, before, lanes, ends, table, context=context, n=n, truncated=truncated
-        )
+            params, self._config, self._cache, before, lanes, ends, table,
+            context=context, n=n, truncated=truncated, mesh=self._mesh,
+        )  # fmt: skip
         return self._before
 
     def read(self, out: generate.Round) -> generate.Round:
@@ -148,7 +151,9 @@ class Device:
         """Copy the first `context` columns of one row onto at most `width` others; DONATES the cache."""
         rows = np.full(width, self._cache.rows, np.int32)  # beyond the last row: nothing is written
         rows[: len(targets)] = targets
-        self._cache = _copy(self._cache, *jax.device_put((np.int32(source or 0), rows)), context=context)
+        self._cache = _copy(
+            self._cache, *jax.device_put((np.int32(source or 0), rows)), context=context, mesh=self._mesh
+        )
 
     def free(self) -> None:
         """Let go of what is on the device; nothing can run any more."""
@@ -164,13 +169,31 @@ def _cache_sizes() -> int:
     return sum(f._cache_size() for f in (_prefill, _decode, _copy))
 
 
-@partial(jax.jit, static_argnames=("config", "context"), donate_argnames="cache")
-def _prefill(params, config, cache, rows, tokens, start, n_new, *, context):
-    return generate.prefill(params, config, cache, rows, tokens, start, n_new, context=context)[0]
+@partial(jax.jit, static_argnames=("config", "residents", "capacity", "mesh"))
+def _alloc(config, residents, capacity, mesh):
+    return _placed(kv_cache.alloc(config, residents, capacity), mesh)
 
 
-@partial(jax.jit, static_argnames=("config", "context", "n", "truncated"), donate_argnames="cache")
-def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n, truncated):
+def _placed(cache: kv_cache.KVCache, mesh: Mesh | None) -> kv_cache.KVCache:
+    """The cache as it lies on a mesh: its heads where the heads that read them are."""
+    if mesh is None:
+        return cache
+    heads = RULES["kv_heads"]
+
+    def place(x, *axes):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    k, v = (place(x, None, None, None, heads, None) for x in (cache.k, cache.v))
+    return kv_cache.KVCache(k, v, None if cache.last_key is None else place(cache.last_key, None, None, heads, None))
+
+
+@partial(jax.jit, static_argnames=("config", "context", "mesh"), donate_argnames="cache")
+def _prefill(params, config, cache, rows, tokens, start, n_new, *, context, mesh):
+    return _placed(generate.prefill(params, config, cache, rows, tokens, start, n_new, context=context)[0], mesh)
+
+
+@partial(jax.jit, static_argnames=("config", "context", "n", "truncated", "mesh"), donate_argnames="cache")
+def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n, truncated, mesh):
     goes_on, place = lanes.after >= 0, jnp.maximum(lanes.after, 0)
     last = jnp.where(goes_on, before.tokens[place, n - 1], lanes.last)
     remaining = jnp.where(goes_on & ~before.alive[place], 0, lanes.remaining)
@@ -178,13 +201,14 @@ def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n,
     rules = None
     if table is not None:
         rules = generate.Rules(table, jnp.where(goes_on, before.state[place], lanes.state))
-    return generate.decode_round(
+    cache, out = generate.decode_round(
         params, config, cache, lanes.rows, last, lanes.lengths,
         jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, remaining,
         end_ids=end_ids, n=n, context=context, cut=cut, rules=rules,
     )  # fmt: skip
+    return _placed(cache, mesh), out
 
 
-@partial(jax.jit, static_argnames="context", donate_argnames="cache")
-def _copy(cache, source, targets, *, context):
-    return kv_cache.copy_row(cache, source, targets, context=context)
+@partial(jax.jit, static_argnames=("context", "mesh"), donate_argnames="cache")
+def _copy(cache, source, targets, *, context, mesh):
+    return _placed(kv_cache.copy_row(cache, source, targets, context=context), mesh)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import UInt32
 
 from models.config import ModelConfig
@@ -39,7 +40,8 @@ class Engine:
     `capacity`. A prefill batch has `prefill_rows` rows of `prefill_chunk` tokens, a decode round up to `round_tokens`
     tokens for each of `lanes`. At most `sessions` (default: as many as `residents`) are open; further callers wait.
     `kv_on_update`: at a weight update live KV is computed again ("recompute": every logp is that of its version alone)
-    or kept ("keep": cheaper; the logp of later tokens mixes versions).
+    or kept ("keep": cheaper; the logp of later tokens mixes versions). With a `mesh` (1, 1, tensor) heads, mlp and
+    vocabulary are split over its devices; without one the policy lies whole on the first device of the process.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Engine:
         contexts: Sequence[int] = (),
         sessions: int | None = None,
         kv_on_update: str = "recompute",
+        mesh: Mesh | None = None,
     ):
         shapes = Shapes(
             lanes, residents, capacity, round_tokens, prefill_rows, prefill_chunk, tuple(contexts) or (capacity,)
@@ -74,7 +77,8 @@ class Engine:
         self._lock = threading.RLock()  # guards all below; the thread computes outside it
         self._work = threading.Condition(self._lock)  # the engine thread waits here
         self._places = threading.Condition(self._lock)  # callers wait here to open, and for the engine to drain
-        self._snapshot: Snapshot = snapshot(params, version)
+        self._mesh = mesh
+        self._snapshot: Snapshot = snapshot(params, version, config, mesh)
         self._next: Snapshot | None = None
         self._requests: dict[Request, None] = {}  # in order of arrival
         self._commands: deque[tuple[Callable[[], None], threading.Event]] = deque()
@@ -91,7 +95,14 @@ class Engine:
             0,
         )
         self._rounds = Rounds(
-            config, shapes, lock=self._lock, counts=self._counts, view=view, end_ids=self._end_ids, finish=self._finish
+            config,
+            shapes,
+            mesh,
+            lock=self._lock,
+            counts=self._counts,
+            view=view,
+            end_ids=self._end_ids,
+            finish=self._finish,
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -112,7 +123,7 @@ class Engine:
         Turns in flight go on; each token carries its version.
         Errors: ValueError for a version that goes back; EngineClosed; EngineError.
         """
-        fresh = snapshot(params, version)
+        fresh = snapshot(params, version, self.config, self._mesh)
         with self._lock:
             self._raise_if_ended()
             now = (self._next or self._snapshot).version
@@ -129,6 +140,11 @@ class Engine:
         began = time.monotonic()
         self._on_thread(lambda: self._rounds.compile(self._snapshot.params))
         return time.monotonic() - began
+
+    def load(self) -> int:
+        """Sessions open, and callers that wait to open one."""
+        with self._lock:
+            return len(self._sessions) + len(self._queue)
 
     def stats(self) -> dict[str, float]:
         """State now (`version sessions requests busy_lanes free_rows waiting_opens kv_kept`), counts since the start.

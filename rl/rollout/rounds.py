@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from models.config import ModelConfig
 from models.generate import Round
@@ -36,6 +37,7 @@ class Rounds:
         self,
         config: ModelConfig,
         shapes: Shapes,
+        mesh: Mesh | None,
         *,
         lock: threading.RLock,
         counts: dict[str, float],
@@ -43,7 +45,7 @@ class Rounds:
         end_ids: Sequence[int],
         finish: Callable[[Request, str], None],
     ):
-        self.device = Device(config, shapes.residents, shapes.capacity)
+        self.device = Device(config, shapes.residents, shapes.capacity, mesh)
         self.unread: _Unread | None = None
         self.busy_lanes = 0
         self.newest_read = -1  # version by which a token was read that was sampled

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from models.config import ModelConfig
 from models.lora import merge
-from models.sharding import replicated
+from models.sharding import param_shardings, replicated
 from models.transformer import as_computed
 
 Starts = tuple[tuple[int, ...], ...]  # where the pieces of an array begin, by axis
@@ -29,7 +29,7 @@ class Snapshot:
     version: int
 
 
-def snapshot(params: Any, version: int, config: ModelConfig | None = None) -> Snapshot:
+def snapshot(params: Any, version: int, config: ModelConfig | None = None, mesh: Mesh | None = None) -> Snapshot:
     """Copy `params` into fresh buffers on the sampling device (theirs, or the first of this process), W + s A B in the
     place of W, A and B, in the dtypes that `config` computes with (None: as they are).
 
@@ -37,7 +37,10 @@ def snapshot(params: Any, version: int, config: ModelConfig | None = None) -> Sn
     The copy is enqueued before this returns, so a donation of `params` by a later program cannot reach it. Shards on
     several devices of this process are moved to the sampling device and joined there. What lies in several processes
     comes by one compiled reshard, whole on each of their devices, which all of them must enter.
+    With a `mesh` of this process the policy is split over its devices by the model's rules, and never whole on one.
     """
+    if mesh is not None:
+        return Snapshot(_split(params, config, mesh), version)
     leaves, tree = jax.tree.flatten(params)
     spread = [x.sharding for x in leaves if len(x.sharding.device_set) > 1]
     if not spread:
@@ -63,6 +66,19 @@ _copy = jax.jit(_fresh, static_argnums=1)
 def _gather(mesh: Mesh, config: ModelConfig | None) -> Callable[[Any], Any]:
     """Whole on every device of the mesh: what each process keeps of it lies on its own sampling device."""
     return jax.jit(functools.partial(_fresh, config=config), out_shardings=replicated(mesh))
+
+
+def _split(params: Any, config: ModelConfig, mesh: Mesh) -> Any:
+    where = param_shardings(config, mesh)
+    places = dict(jax.tree_util.tree_leaves_with_path(where))
+    # What an adapter adds is thin, and whole on each device until it is merged.
+    own = jax.tree_util.tree_map_with_path(lambda path, _: places.get(path, replicated(mesh)), params)
+    return _placer(config, mesh)(jax.device_put(params, own))
+
+
+@functools.cache
+def _placer(config: ModelConfig, mesh: Mesh) -> Callable[[Any], Any]:
+    return jax.jit(functools.partial(_fresh, config=config), out_shardings=param_shardings(config, mesh))
 
 
 def _on(x: jax.Array, device: jax.Device) -> jax.Array:

@@ -23,6 +23,7 @@ from models.sampling import Sampling
 from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.rewards.compose import RewardTerm
 from tests.models import test_gguf
+from tests.models.weights import same
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -61,10 +62,6 @@ def config_of(root, **changes):
         section, _, leaf = name.partition("/")
         c[section][leaf] = value
     return c
-
-
-def same(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
 def test_shape_weights_tokenizer_and_ends_are_theirs(root, tmp_path):

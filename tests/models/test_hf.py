@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
-from models import hf, transformer
+from models import hf
 from models.config import LayerSpec, ModelConfig, RopeScaling
 from models.sharding import make_mesh, param_shardings
+from tests.models.weights import random_params, same
 
 LLAMA = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=1e6)
 FAMILIES = {
@@ -27,16 +28,6 @@ SCALED = {
     "llama3": RopeScaling("llama3", 8.0, original_length=8192, low_freq_factor=1.0, high_freq_factor=4.0),
     "yarn": RopeScaling("yarn", 4.0, original_length=4096, attention_factor=1.2, truncate=False),
 }
-
-
-def random_params(config: ModelConfig) -> dict:
-    shapes = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
-
-
-def same(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
 def described(config: ModelConfig = LLAMA) -> dict:

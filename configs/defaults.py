@@ -23,7 +23,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.model = ml_collections.ConfigDict()
     # A Hugging Face folder, a .gguf file, or package:NAME of an installed package that holds one: shape, weights and
-    # tokenizer come from there. Of the keys below only dtype and remat may then be set.
+    # tokenizer come from there. Of the keys below only dtype, remat and attention may then be set.
     c.model.path = ""
     c.model.d_model = 128
     c.model.n_layers = 3

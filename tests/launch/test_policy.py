@@ -24,7 +24,7 @@ from models.sampling import Sampling
 from models.tokenizer import load_tokenizer, train_tokenizer
 from rl.rewards.compose import RewardTerm
 from tests.models import test_gguf
-from tests.models.weights import drawn
+from tests.models.weights import drawn, same
 
 THEIRS = ModelConfig(
     vocab_size=416, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=5e5, rms_eps=1e-5
@@ -75,10 +75,6 @@ def launch_main(stage, *args: str) -> None:
     finally:
         for name in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, name)
-
-
-def same(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
 def test_shape_weights_tokenizer_and_ends_are_theirs(root, tmp_path):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from models import gguf, pretrained, transformer
+from models import gguf, pretrained
 from models.codec import Codec
 from models.config import ModelConfig, RopeScaling
 from models.sharding import make_mesh
 from models.tokenizer import end_ids, load_tokenizer
+from tests.models.weights import drawn, same
 
 LLAMA = ModelConfig(
     vocab_size=300, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64, rope_theta=1e5, rms_eps=1e-5
@@ -31,12 +32,6 @@ TEMPLATE = (
 )
 CORPUS = ["What is the capital of Peru ? Lima, they'll say: 1898 people.\n\n"] * 3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-
-
-def random_params(config: ModelConfig) -> dict:
-    shapes = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
 
 
 def vocabulary() -> tuple[list[str], list[str]]:
@@ -148,7 +143,7 @@ PRE = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
 def written(path, arch="llama", *, changes=(), drop=(), more=(), config=None, params=None, **how):
     """A file of the family, its metadata changed (None takes a key out), tensors dropped and added."""
     config = config or FAMILIES[arch]
-    params = params or random_params(config)
+    params = params or drawn(config)
     metadata = metadata_of(config, arch, PRE[arch]) | dict(changes)
     tensors = tensors_of(params, config, arch) | dict(more)
     metadata = {key: value for key, value in metadata.items() if value is not None}
@@ -164,7 +159,7 @@ def test_a_file_reads_to_what_it_was_made_from(arch, tmp_path):
     params = written(tmp_path / "m.gguf", arch)
     again, config, tokenizer = gguf.load(tmp_path / "m.gguf")
     assert config == FAMILIES[arch]
-    assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+    assert same(params, again)
     assert len(tokenizer) < config.vocab_size  # rows of a padded table are no tokens
 
 
@@ -185,7 +180,7 @@ def test_born_sharded_is_the_same_and_reads_parts_only(arch, axes, kind, tmp_pat
 
     monkeypatch.setattr(gguf, "_dequantise", counted)
     sharded, _ = gguf.load_params(file, mesh=make_mesh(*axes))
-    assert jax.tree.all(jax.tree.map(np.array_equal, whole, sharded))
+    assert same(whole, sharded)
     # No byte of a matrix is read twice, however it is cut, although data replicates its parts.
     matrices = {name: tensor.raw.nbytes for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
     assert {name: read[name] for name in matrices} == matrices
@@ -378,7 +373,7 @@ def test_a_tokenizer_that_is_not_whole_is_named(changes, message, tmp_path):
 
 def test_another_architecture_is_refused(tmp_path):
     config = FAMILIES["llama"]
-    write(tmp_path / "m.gguf", "gemma3", {}, tensors_of(random_params(config), config, "llama"))
+    write(tmp_path / "m.gguf", "gemma3", {}, tensors_of(drawn(config), config, "llama"))
     with pytest.raises(ValueError, match=r"m.gguf: architecture: got 'gemma3', want one of \['llama'"):
         gguf.load(tmp_path / "m.gguf")
 

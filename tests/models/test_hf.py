@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
-from models import hf, transformer
+from models import hf
 from models.config import LayerSpec, ModelConfig, RopeScaling
 from models.sharding import make_mesh, param_shardings
+from tests.models.weights import drawn, same
 
 LLAMA = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=1e6)
 FAMILIES = {
@@ -29,16 +30,6 @@ SCALED = {
 }
 
 
-def random_params(config: ModelConfig) -> dict:
-    shapes = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
-
-
-def same(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
-
-
 def described(config: ModelConfig = LLAMA) -> dict:
     return json.loads(json.dumps(hf.describe(config)))
 
@@ -51,7 +42,7 @@ def described(config: ModelConfig = LLAMA) -> dict:
 def test_round_trip_is_exact_and_transformers_reads_the_config(kind, head_dim, tmp_path):
     """Also where heads times their width is not the model's width."""
     config = dataclasses.replace(FAMILIES[kind], head_dim=head_dim)
-    params = random_params(config)
+    params = drawn(config)
     hf.save(params, config, tmp_path)
     again, read = hf.load(tmp_path)
     assert read == config and same(params, again)
@@ -61,7 +52,7 @@ def test_round_trip_is_exact_and_transformers_reads_the_config(kind, head_dim, t
 
 
 def test_layout_is_theirs(tmp_path):
-    params = random_params(FAMILIES["qwen2"])
+    params = drawn(FAMILIES["qwen2"])
     hf.save(params, FAMILIES["qwen2"], tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert len(tensors) == 3 + 2 * 12
@@ -80,7 +71,7 @@ def test_layout_is_theirs(tmp_path):
 @pytest.mark.parametrize("axes", [(1, 1, 2), (1, 4, 1), (2, 2, 2)])
 def test_born_sharded_is_the_same_and_reads_parts_only(kind, axes, tmp_path, monkeypatch):
     config = FAMILIES[kind]
-    params = random_params(config)
+    params = drawn(config)
     hf.save(params, config, tmp_path)
     read, to_ours = collections.Counter(), hf.to_ours
 
@@ -109,7 +100,7 @@ def test_born_sharded_is_the_same_and_reads_parts_only(kind, axes, tmp_path, mon
 
 
 def test_a_mesh_that_does_not_divide_a_head_is_read_whole_where_rules_say_so(tmp_path):
-    params = random_params(LLAMA)
+    params = drawn(LLAMA)
     hf.save(params, LLAMA, tmp_path)
     rules = {"layers": "data", "embed": None, "vocab": None, "heads": None, "kv_heads": None, "head_dim": "tensor"}
     again, _ = hf.load(tmp_path, mesh=make_mesh(2, 1, 2), rules=rules | {"mlp": "fsdp"})
@@ -118,7 +109,7 @@ def test_a_mesh_that_does_not_divide_a_head_is_read_whole_where_rules_say_so(tmp
 
 def test_several_files_and_their_index(tmp_path):
     config = FAMILIES["qwen3"]
-    params = random_params(config)
+    params = drawn(config)
     hf.save(params, config, tmp_path, shard_bytes=20_000)
     files = sorted(p.name for p in tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -131,7 +122,7 @@ def test_several_files_and_their_index(tmp_path):
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64])
 def test_other_floats_become_float32_masters(dtype, tmp_path):
-    hf.save(random_params(LLAMA), LLAMA, tmp_path)
+    hf.save(drawn(LLAMA), LLAMA, tmp_path)
     tensors = {name: x.astype(dtype) for name, x in load_file(tmp_path / "model.safetensors").items()}
     save_file(tensors, tmp_path / "model.safetensors")
     params, _ = hf.load(tmp_path)
@@ -152,12 +143,12 @@ def test_options_of_no_family_are_refused(tmp_path):
     ):
         config = dataclasses.replace(base, **change)
         with pytest.raises(ValueError, match="no Hugging Face family has"):
-            hf.save(random_params(config), config, tmp_path)
+            hf.save(drawn(config), config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_adapters_and_a_folder_with_weights_are_refused(tmp_path):
-    params = random_params(LLAMA)
+    params = drawn(LLAMA)
     attention = {**params["blocks"]["attention"], "wq_lora_a": np.zeros((2, 32, 4), np.float32)}
     with pytest.raises(ValueError, match="blocks/attention/wq_lora_a.*merged before"):
         hf.save({**params, "blocks": {**params["blocks"], "attention": attention}}, LLAMA, tmp_path)
@@ -318,7 +309,7 @@ def test_theta_is_read_from_either_place(change):
 def folder(tmp_path):
     """Several files, an untied head."""
     config = dataclasses.replace(LLAMA, tie_embeddings=False)
-    hf.save(random_params(config), config, tmp_path, shard_bytes=20_000)
+    hf.save(drawn(config), config, tmp_path, shard_bytes=20_000)
     return tmp_path
 
 
@@ -334,7 +325,7 @@ def refused(folder, message, kind=ValueError):
 
 
 def test_missing_and_left_over_tensors_are_named(tmp_path):
-    hf.save(random_params(LLAMA), LLAMA, tmp_path)
+    hf.save(drawn(LLAMA), LLAMA, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     foreign = {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}
     save_file(tensors | foreign, tmp_path / "model.safetensors")
@@ -398,7 +389,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 
 def test_a_tied_head_may_be_kept_twice_but_must_be_the_table(tmp_path):
-    params = random_params(LLAMA)
+    params = drawn(LLAMA)
     hf.save(params, LLAMA, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     head = tensors["model.embed_tokens.weight"].copy()

@@ -1,4 +1,4 @@
-"""Parameters for tests of what a decoder computes: drawn by NumPy, so that nothing is compiled for them."""
+"""Parameters for tests, drawn by NumPy, so that nothing is compiled for them; and their comparison."""
 
 from functools import cache, partial
 
@@ -24,3 +24,8 @@ def drawn(config: ModelConfig, seed: int = 0) -> dict:
         return jnp.asarray(1 + 0.1 * noise if is_norm else np.float32(config.d_model**-0.5) * noise)
 
     return jax.tree_util.tree_map_with_path(one, shapes)
+
+
+def same(a, b) -> bool:
+    """Whether two trees have the same structure and equal numbers."""
+    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))

@@ -1,6 +1,6 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|search [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|step|search [--config=configs/quickstart.py] [--seconds=10]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
@@ -8,6 +8,7 @@ Run: python -m launch.bench model|train|engine|search [--config=configs/quicksta
     engine   a line each: sampled tokens/s of 16 conversations of 6 turns, beside what the machine allows, and what a
              late turn costs over the first; rows of 4,096 ids over those of 1,024; a decode step over a bare program;
              a group's prompt over a single one; lanes busy with slow worlds
+    step     one RL step after another, whole: sampled tokens/s of 128 completions, their update and new weights
     search   queries per second of one thread on the local index
 
 Compilation and index building are not in the figure; they are `setup_s`.
@@ -209,6 +210,13 @@ def bench_engine(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
         yield {**workload, **_device()}
 
 
+def bench_step(plan: Plan, seconds: float) -> dict[str, Any]:
+    """See launch/bench_engine.py."""
+    from launch import bench_engine
+
+    return {**bench_engine.whole_step(plan.seed, seconds), **_device()}
+
+
 def bench_search(plan: Plan, seconds: float) -> dict[str, Any]:
     """Queries/s of one thread: three words of random passages, so that nothing is answered from a cache."""
     import numpy as np
@@ -237,6 +245,7 @@ WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str,
     "model": bench_model,
     "train": bench_train,
     "engine": bench_engine,
+    "step": bench_step,
     "search": bench_search,
 }
 

@@ -229,6 +229,72 @@ def occupancy(config: ModelConfig, params: Any, rng: np.random.Generator) -> dic
     }
 
 
+def whole_step(seed: int, seconds: float, *, prompts: int = 16, group_size: int = 8) -> dict[str, Any]:
+    """One RL step after another: 16 prompts of 64 tokens, 8 completions of 32 each, a toy reward, group advantages, one
+    AdamW update, new weights published; sampled tokens/s of the whole, and the seconds of its halves.
+    """
+    from models.sharding import make_mesh
+    from rl import advantages
+    from rl.learner import make_learner, make_optimizer
+    from rl.losses import recipes
+    from rl.rollout.batcher import pack
+    from rl.rollout.worker import Record
+    from rl.types import Status, Trajectory
+
+    config, rng = ModelConfig(**SMALL), np.random.default_rng(seed)
+    members = prompts * group_size
+    length, micro_rows = 8 * (OBSERVED + SAMPLED), 4
+    learner = make_learner(
+        config, recipes.grpo(), make_optimizer(learning_rate=1e-4), make_mesh(), micro_rows=micro_rows, chunk=length
+    )
+    state = learner.init_state(jax.random.key(seed))
+    engine = make_engine(config, state.params, sessions=members, lanes=64, capacity=128, contexts=(128,))
+    episodes: list[Any] = [None] * members
+
+    def episode(version: int, prompt: list[int], ticket: int, member: int) -> None:
+        with engine.open(request_key(seed, version * prompts + ticket, member), Sampling()) as session:
+            turn = session.generate(prompt, max_tokens=SAMPLED)
+        record = Record()
+        record.given(prompt, -1)
+        record.sampled(turn, 0)
+        episodes[ticket * group_size + member] = Trajectory("toy", ticket, member, Status.DONE, record.rows(), {}, {})
+
+    def once(version: int) -> tuple[float, float]:
+        nonlocal state
+        asked = [rng.integers(3, config.vocab_size, OBSERVED).tolist() for _ in range(prompts)]
+        sampled_s = together(
+            [lambda t=t, m=m: episode(version, asked[t], t, m) for t in range(prompts) for m in range(group_size)]
+        )
+        began = time.perf_counter()
+        places = [(t.ticket, t.member) for t in episodes]
+        rewards = np.array([float(np.mean(t.rows[0].tokens[-SAMPLED:] % 2)) for t in episodes])
+        credit = advantages.group_relative(rewards, np.array([t.ticket for t in episodes]), scale="std")
+        batch, _ = pack(
+            episodes, dict(zip(places, credit, strict=True)), dict(zip(places, rewards, strict=True)),
+            rows=-(-members // 8) + micro_rows, length=length, micro_rows=micro_rows, version=version, pad_id=0,
+        )  # fmt: skip
+        state, metrics = learner.train_step(state, learner.prepare(state, None, batch))
+        engine.publish(state.params, version + 1)
+        jax.block_until_ready(metrics)
+        return sampled_s, time.perf_counter() - began
+
+    try:
+        took, deadline = [once(0), once(1)], time.monotonic() + seconds
+        while time.monotonic() < deadline or len(took) < 5:
+            took.append(once(len(took)))
+    finally:
+        engine.close()
+    sampled_s, learned_s = (statistics.median(part) for part in zip(*took[2:], strict=True))
+    step_s = statistics.median(map(sum, took[2:]))
+    return {
+        "tokens_per_s": round(members * SAMPLED / step_s, 1),
+        "step_s": round(step_s, 3),
+        "sample_s": round(sampled_s, 3),
+        "learn_s": round(learned_s, 3),
+        "steps": len(took) - 2,
+    }
+
+
 def _matmul_flops(n: int = 2048) -> float:
     x, y = jax.random.normal(jax.random.key(1), (2, n, n))
     product = jax.jit(lambda x, y: jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST))

@@ -824,8 +824,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/models/test_tokenizer.py::test_ids_are_those_of_tokenizer_json_whatever_class_is_named",
         "models/tokenizer.py",
-        "from transformers import PreTrainedTokenizerFast\n\n    return PreTrainedTokenizerFast",
-        "from transformers import AutoTokenizer\n\n    return AutoTokenizer",
+        "from transformers import PreTrainedTokenizerFast\n\n    try:",
+        "from transformers import AutoTokenizer as PreTrainedTokenizerFast\n\n    try:",
     ),
     Mutant(
         "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
@@ -902,8 +902,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_policy.py::test_what_reads_back_differently_is_not_exported",
         "launch/export.py",
-        "if differ:",
-        "if False:",
+        'if differ:\n        raise RuntimeError(f"{folder.name}: {differ[:5]}',
+        'if False:\n        raise RuntimeError(f"{folder.name}: {differ[:5]}',
     ),
     Mutant(
         "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",

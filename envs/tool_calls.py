@@ -109,6 +109,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
                 f'tools: got {str(tool)[:200]}, want {{"type": "function", "function": {{"name": ..., "parameters": '
                 "{a JSON schema}}}"
             )
+        _check_schema(schema, name)
         names.append(name)
     if len(set(names)) < len(names):
         raise ValueError(f"tools: got the names {names}, want each once")
@@ -295,6 +296,24 @@ def _check(value: Any, schema: Any, where: str) -> None:
             _check(item, schema.get("items"), f"{where}[{i}]")
     if "anyOf" in schema:
         _check_any(value, schema["anyOf"], where)
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    """That `_check` can read it. Raises ValueError."""
+    if not isinstance(schema, Mapping):
+        return
+    types = schema.get("type", ())
+    unknown = [t for t in ((types,) if isinstance(types, str) else types) if t not in _TYPES]
+    if unknown:
+        raise ValueError(
+            f"tools: got type {_short(unknown[0])} in the schema of {where}, want one of {_listed(_TYPES)}"
+        )
+    inner = [
+        *schema.get("properties", {}).items(),
+        *((key, schema.get(key)) for key in ("items", "additionalProperties")),
+    ]
+    for key, part in [*inner, *((f"anyOf[{i}]", part) for i, part in enumerate(schema.get("anyOf", ())))]:
+        _check_schema(part, f"{where}.{key}")
 
 
 def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], where: str) -> None:

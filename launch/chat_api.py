@@ -15,7 +15,7 @@ from envs import tool_calls
 from envs.base import Message
 from launch.cli import MOST_SEED
 from models.codec import Codec
-from models.sampling import Sampling
+from models.sampling import LEAST_TEMPERATURE, Sampling
 from rl.types import Turn
 
 
@@ -207,7 +207,7 @@ def _messages(given: Mapping[str, Any], codec: Codec) -> tuple[tuple[Message, ..
         try:
             found.append(_message(message, codec))
             keys.append(_key(message))
-        except (KeyError, TypeError, AttributeError, ValueError) as err:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as err:
             said = err.args[0] if isinstance(err, ValueError) else "want a role, and content that is text"
             raise BadRequest(f"messages[{i}]: {said}", param=f"messages[{i}]") from err
     if found[-1].role == "assistant":
@@ -270,7 +270,7 @@ def _sampling(given: Mapping[str, Any], temperature: float) -> Sampling:
     top_k = _whole(given, "top_k", 0, 0, 2**31 - 1)
     if top_p == 0:
         raise BadRequest("top_p: got 0, want more than 0; for the likeliest token give temperature 0", param="top_p")
-    if temperature == 0:
+    if temperature < LEAST_TEMPERATURE:
         return Sampling(greedy=True)
     return Sampling(temperature=float(temperature), top_p=float(top_p), top_k=top_k)
 
@@ -303,7 +303,9 @@ def _typed(given: Mapping[str, Any], name: str, wanted: type, default: Any) -> A
 
 
 def _number(given: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
-    return _bounded(given, name, default, least, most, lambda v: isinstance(v, int | float) and math.isfinite(v))
+    return _bounded(
+        given, name, default, least, most, lambda v: isinstance(v, int) or (isinstance(v, float) and math.isfinite(v))
+    )
 
 
 def _whole(given: Mapping[str, Any], name: str, default: Any, least: int, most: int) -> Any:

@@ -167,6 +167,12 @@ def check_processes(plan: Plan, processes: int) -> None:
         f"rl.groups_per_batch={plan.rl.groups_per_batch}: not a multiple of {processes} processes, each of which plays "
         "its share; raise it",
     )
+    engines = plan.engine.replicas * plan.engine.tensor
+    _refuse(
+        processes > 1 and engines > 1,
+        f"engine.replicas x engine.tensor = {engines}: of several processes each has one engine on its first device so "
+        "far; set both to 1",
+    )
 
 
 def _model(read: ReadTracker) -> dict[str, Any]:

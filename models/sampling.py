@@ -8,11 +8,14 @@ it reports the full softmax at its temperature.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+LEAST_TEMPERATURE = 1e-4  # logits over less than that overflow float32, and nothing could be drawn from them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +35,11 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature: got {self.temperature}, want > 0; for the likeliest token use greedy=True")
+        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature: got {self.temperature}, want at least {LEAST_TEMPERATURE}; for the likeliest token use "
+                "greedy=True"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k: got {self.top_k}, want 0 (off) or more")
         if not 0 < self.top_p <= 1:

@@ -18,7 +18,7 @@ from models import generate, kv_cache
 from models.config import ModelConfig
 from models.constraint import Constraint
 from models.sampling import Cut
-from models.sharding import RULES
+from models.sharding import RULES, replicated
 
 END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
 
@@ -98,7 +98,7 @@ class Device:
 
     def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
         """Write the KV of tokens[i, :n_new[i]] at positions start[i].. of rows[i]; DONATES the cache."""
-        arrays = jax.device_put((rows, tokens, start, n_new))  # H2D
+        arrays = self._put((rows, tokens, start, n_new))
         self._cache = _prefill(params, self._config, self._cache, *arrays, context=context, mesh=self._mesh)
 
     def decode(
@@ -122,13 +122,13 @@ class Device:
         ends[: len(end_ids)] = end_ids
         before = self._before
         if before is None or before.tokens.shape != (len(lanes.rows), n):
-            before = generate.empty_round(len(lanes.rows), n)
+            before = self._put(generate.empty_round(len(lanes.rows), n))
         before = before._replace(logp=None, forced=None)
         if table is not None and before.state is None:
             before = before._replace(state=before.n_done)  # unread: no lane goes on from a round without one
         if table is None:
             before = before._replace(state=None)
-        lanes, ends = jax.device_put((lanes, ends))  # H2D
+        lanes, ends = self._put((lanes, ends))
         self._cache, self._before = _decode(
             params, self._config, self._cache, before, lanes, ends, table,
             context=context, n=n, truncated=truncated, mesh=self._mesh,
@@ -144,16 +144,18 @@ class Device:
         if constraint not in self._tables:
             states, ids = constraint.next_state.shape
             padding = ((0, max(8, 1 << (states - 1).bit_length()) - states), (0, self._config.vocab_size - ids))
-            self._tables[constraint] = jax.device_put(np.pad(constraint.next_state, padding, constant_values=-1))  # H2D
+            self._tables[constraint] = self._put(np.pad(constraint.next_state, padding, constant_values=-1))
         return self._tables[constraint]
 
     def copy(self, source: int | None, targets: Sequence[int], *, width: int, context: int) -> None:
         """Copy the first `context` columns of one row onto at most `width` others; DONATES the cache."""
         rows = np.full(width, self._cache.rows, np.int32)  # beyond the last row: nothing is written
         rows[: len(targets)] = targets
-        self._cache = _copy(
-            self._cache, *jax.device_put((np.int32(source or 0), rows)), context=context, mesh=self._mesh
-        )
+        self._cache = _copy(self._cache, *self._put((np.int32(source or 0), rows)), context=context, mesh=self._mesh)
+
+    def _put(self, arrays: Any) -> Any:
+        """Host arrays on every device of the mesh, or on the first device of the process."""
+        return jax.device_put(arrays) if self._mesh is None else jax.device_put(arrays, replicated(self._mesh))  # H2D
 
     def free(self) -> None:
         """Let go of what is on the device; nothing can run any more."""
@@ -206,6 +208,8 @@ def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n,
         jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, remaining,
         end_ids=end_ids, n=n, context=context, cut=cut, rules=rules,
     )  # fmt: skip
+    if mesh is not None:  # the next round goes on from it
+        out = jax.lax.with_sharding_constraint(out, replicated(mesh))
     return _placed(cache, mesh), out
 
 

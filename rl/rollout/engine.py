@@ -190,6 +190,10 @@ class Engine:
         """
         with self._lock:
             self._closing = True
+            # Here, not by the thread, which may be inside a program for long.
+            for session in list(self._sessions):
+                self._close_session(session)
+            self._drop_commands()
             self._work.notify_all()
             self._places.notify_all()
         self._thread.join(timeout_s)
@@ -291,7 +295,7 @@ class Engine:
                         f"open: {len(self._sessions)} of {self.sessions} sessions are open after {timeout_s} s, "
                         f"no place for {len(keys)} more; close sessions"
                     )
-                sessions = [Session(self, key, sampling) for key in keys]
+                sessions = [Session(self, key, sampling, int(self._counts["turns"])) for key in keys]
                 self._sessions.update(sessions)
                 return sessions
             finally:
@@ -342,14 +346,22 @@ class Engine:
             self._places.notify_all()
 
     def _on_thread(self, command: Callable[[], None]) -> None:
-        done = threading.Event()
+        done, ran = threading.Event(), []
         with self._lock:
             self._raise_if_ended()
-            self._commands.append((command, done))
+            self._commands.append((lambda: ran.append(command()), done))
             self._work.notify()
         done.wait()
         with self._lock:
             self._raise_if_failed()
+            if not ran:
+                self._raise_if_ended()
+
+    def _drop_commands(self) -> None:
+        """Wake who waits for a command that is not run any more."""
+        for _, done in self._commands:
+            done.set()
+        self._commands.clear()
 
     def _ended(self) -> bool:
         return self._closing or self._failure is not None
@@ -442,16 +454,15 @@ class Engine:
                 command, done = self._commands[0]
             command()
             with self._lock:
-                self._commands.popleft()
+                if self._commands:  # else the engine was closed meanwhile
+                    self._commands.popleft()
                 done.set()
 
     def _end(self) -> None:
         with self._lock:
             for session in list(self._sessions):
                 self._close_session(session)
-            for _, done in self._commands:
-                done.set()
-            self._commands.clear()
+            self._drop_commands()
             self._rounds.busy_lanes = 0
             self._rounds.device.free()
             self._places.notify_all()

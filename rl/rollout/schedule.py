@@ -7,6 +7,8 @@ from models.constraint import Constraint
 from rl.rollout.device import Shapes
 from rl.rollout.session import Request
 
+MOST_WAITED = 4  # programs that run without somebody who could, before what runs next is the program of that one
+
 
 class Plan(NamedTuple):
     """One program to run. A round takes lanes of one attention width, one set of end ids and one constraint: a lane's
@@ -23,8 +25,8 @@ class Plan(NamedTuple):
 
 
 def next_plan(requests: Iterable[Request], shapes: Shapes) -> Plan | None:
-    """The fullest program over `requests` (in order of arrival); None if there are none. Counts how often each was left
-    waiting.
+    """The fullest program over `requests` (in order of arrival), or that of the one that has waited for longest, where
+    that is long; None if there are none. Counts how often each was left waiting.
 
     The attention width is the least compiled one that holds the session's cached ids, a function of its own length
     alone. Requests with unread tokens are planned as if none of those ended the turn; as they have just had a lane,
@@ -44,10 +46,15 @@ def next_plan(requests: Iterable[Request], shapes: Shapes) -> Plan | None:
     if not groups:
         return None
     width = {"prefill": shapes.prefill_rows, "decode": shapes.lanes}
-    # A program costs the same however full: the fullest first. Waiting counts as fullness, so that nobody starves.
-    program = max(groups, key=lambda p: sum(1 + r.waited / 4 for r in groups[p][: width[p[0]]]) / width[p[0]])
     # Stable: those that waited equally long go in order of arrival.
-    chosen = sorted(groups[program], key=lambda r: -r.waited)[: width[program[0]]]
+    first = {program: sorted(own, key=lambda r: -r.waited)[: width[program[0]]] for program, own in groups.items()}
+    # A program costs the same however full, so the fullest goes first; but nobody is passed over more often than that.
+    late = {program: own for program, own in first.items() if own[0].waited >= MOST_WAITED} or first
+    waited = {program: own[0].waited for program, own in late.items()}
+    fullness = {program: len(own) / width[program[0]] for program, own in late.items()}
+    rank = (lambda p: (fullness[p], waited[p])) if late is first else (lambda p: (waited[p], fullness[p]))
+    program = max(late, key=rank)
+    chosen = first[program]
     for request in requests:
         request.waited += 1
     for request in chosen:

@@ -61,14 +61,15 @@ class Request:
 class Session:
     """A sequence of ids that the engine continues; made by `Engine.open`, used by one thread at a time."""
 
-    def __init__(self, engine: "Engine", key: UInt32[np.ndarray, "2"], sampling: Sampling):
+    def __init__(self, engine: "Engine", key: UInt32[np.ndarray, "2"], sampling: Sampling, used: int):
         self._engine, self.key, self.sampling = engine, key, sampling
         self._first_key = key
         self.closed = False
         self.row: int | None = None  # of the cache: lent for the first turn, lost again when others need it more
         self._ids: list[int] = []
         self._cached = 0  # leading ids whose KV is in the row
-        self._used = 0  # when the last turn ended, in turns of the engine: who was idle for longest loses its row first
+        # When it was opened or its last turn ended, in turns of the engine: the longest idle loses its row first.
+        self._used = used
         self._request: Request | None = None
 
     @property

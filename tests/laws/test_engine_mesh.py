@@ -71,7 +71,10 @@ def test_weights_and_cache_lie_in_parts_and_adapters_are_merged():
         assert served["blocks"]["attention"]["wq"].sharding.mesh == mesh
         assert served["blocks"]["attention"]["wq"].addressable_shards[0].data.shape == (2, 32, 2, 8)
         assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 64, 1, 8)
-        engine.open(request_key(0, 0, 0), Sampling()).generate([1, 2, 3], max_tokens=5)
+        engine.warm_up()
+        compiles = engine.stats()["compiles"]
+        engine.open(request_key(0, 0, 0), Sampling()).generate([1, 2, 3], max_tokens=9)
+        assert engine.stats()["compiles"] == compiles
         assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 64, 1, 8)
     finally:
         engine.close()

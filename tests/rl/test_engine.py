@@ -367,6 +367,43 @@ def test_close_wakes_everyone_and_leaves_nothing(params, monkeypatch):
             call()
 
 
+def test_close_wakes_everyone_though_a_program_hangs(params, monkeypatch):
+    engine = make_engine(params)
+    sessions = [engine.open(key(i), GREEDY) for i in range(4)]
+    started, go = threading.Event(), threading.Event()
+    slow(engine, monkeypatch, 0.0, lambda: (started.set(), go.wait(30)))
+    callers = [in_thread(lambda: sessions[0].generate(PROMPT, max_tokens=40))]
+    started.wait(10)
+    callers += [in_thread(engine.warm_up), in_thread(lambda: engine.open(key(9), GREEDY))]
+    while engine.stats()["waiting_opens"] < 1 or not engine._commands:
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError, match="has not returned in 0.1 s"):
+        engine.close(0.1)
+    for thread, _ in callers:
+        thread.join(2)
+        assert not thread.is_alive()
+    assert callers[0][1][0].reason == "cancelled"
+    assert all(isinstance(out[0], EngineClosed) for _, out in callers[1:])
+    go.set()
+    engine.close(10)
+
+
+def test_forked_children_keep_what_they_were_given(params):
+    """A child that waits for its world is no longer idle than its parent."""
+    engine = make_engine(params, lanes=2, residents=4, sessions=8)
+    try:
+        old = [engine.open(key(i), GREEDY) for i in range(3)]
+        for session in old:
+            session.generate(PROMPT, max_tokens=2)
+        parent = engine.open(key(5), GREEDY)
+        parent.generate(PROMPT * 2, max_tokens=2)
+        children = parent.fork(3)
+        assert all(child.row is not None and child._cached for child in children)
+        assert [s.row for s in old] == [None] * 3 and parent.row is not None
+    finally:
+        engine.close()
+
+
 def test_a_session_closed_by_another_thread_ends_its_call(engine, monkeypatch, params):
     slow(engine, monkeypatch)
     session = engine.open(key(0), GREEDY)

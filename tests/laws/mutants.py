@@ -323,10 +323,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "drawn = jax.vmap(jax.random.fold_in)(keys, position + 1 + jnp.arange(lanes))",
     ),
     Mutant(
-        "tests/laws/test_engine.py::test_after_close_no_lane_no_resident_no_thread",
+        "tests/rl/test_engine.py::test_close_wakes_everyone_though_a_program_hangs",
         "rl/rollout/engine.py",
-        "for session in list(self._sessions):",
-        "for session in ():",
+        "self._closing = True\n            # Here, not by the thread, which may be inside a program for long.\n"
+        "            for session in list(self._sessions):",
+        "self._closing = True\n            for session in ():",
     ),
     Mutant(
         "tests/laws/test_sessions.py::test_kept_kv_is_that_of_the_old_weights_and_recomputed_kv_of_the_new[plain]",
@@ -376,6 +377,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/rollout/rounds.py",
         "runs_on = reason is not None and bool(out.alive[lane])",
         "runs_on = False",
+    ),
+    Mutant(
+        "tests/rl/test_schedule.py::test_a_lone_request_is_not_passed_over_for_long",
+        "rl/rollout/schedule.py",
+        "late = {program: own for program, own in first.items() if own[0].waited >= MOST_WAITED} or first",
+        "late = first",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_forked_children_keep_what_they_were_given",
+        "rl/rollout/session.py",
+        "self._used = used",
+        "self._used = 0",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(

@@ -390,6 +390,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._used = used",
         "self._used = 0",
     ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[key_shift]",
+        "rl/rollout/engine.py",
+        "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
+        "        self._finish(request, reason)",
+        "session._cached = min(session._cached, len(session._ids) - 1)\n        self._finish(request, reason)",
+    ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(
         "tests/models/test_lora.py::test_merged_equals_unmerged_over_packed_rows[unrolled]",

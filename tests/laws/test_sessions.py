@@ -3,6 +3,8 @@ prompt in chunks, copying it from another, mixing it with others), they are thos
 """
 
 import functools
+import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -28,8 +30,8 @@ SHAPES = [(2, 2, 4, 2, 8), (3, 4, 8, 1, 16), (1, 2, 1, 2, 5)]
 
 
 @functools.cache
-def params_of(name):
-    return jax.jit(lambda key: transformer.init(CONFIGS[name], key))(jax.random.key(0))
+def params_of(name, seed=0):
+    return jax.jit(lambda key: transformer.init(CONFIGS[name], key))(jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnames="name")
@@ -40,16 +42,19 @@ def logp_of(name, params, row, length):
     return jax.nn.log_softmax(transformer.unembed(params, CONFIGS[name], hidden)[0])
 
 
-def check(name, params, ids, turns):
-    """Every sampled token is the likeliest one under `params`, with its logp. Turns: (place of its first id, Turn)."""
+def check(name, ids, turns):
+    """Every sampled token is the likeliest one under the weights of its version, with its logp there: those of an even
+    version are of seed 0, of an odd one of seed 1. Turns: (place of its first id, Turn).
+    """
     row = np.zeros(CAPACITY, np.int32)
     row[: len(ids)] = ids
-    logp = np.asarray(logp_of(name, params, row, len(ids)))
+    logp = np.stack([logp_of(name, params_of(name, seed), row, len(ids)) for seed in (0, 1)])
     for first, turn in turns:
-        assert ids[first : first + len(turn.ids)] == turn.ids
-        before = logp[first - 1 : first - 1 + len(turn.ids)]
+        n = len(turn.ids)
+        assert ids[first : first + n] == turn.ids
+        before = logp[np.array(turn.version, int) % 2, first - 1 + np.arange(n)]
         np.testing.assert_array_equal(before.argmax(-1), turn.ids)
-        np.testing.assert_allclose(turn.logp, before[np.arange(len(turn.ids)), turn.ids], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(turn.logp, before[np.arange(n), turn.ids], atol=1e-4, rtol=0)
 
 
 worlds = st.lists(
@@ -71,29 +76,50 @@ worlds = st.lists(
 )
 def test_greedy_sessions_are_the_naive_forward_pass(name, shape, sessions, same_prompt, publish_after):
     lanes, residents, round_tokens, prefill_rows, prefill_chunk = shape
-    params = params_of(name)
     engine = Engine(
-        CONFIGS[name], params, version=0, lanes=lanes, residents=residents, sessions=8, capacity=CAPACITY,
+        CONFIGS[name], params_of(name), version=0, lanes=lanes, residents=residents, sessions=8, capacity=CAPACITY,
         view=lambda ids: "".join(chr(48 + i) for i in ids), end_ids=(), round_tokens=round_tokens,
         prefill_rows=prefill_rows, prefill_chunk=prefill_chunk, contexts=(32, CAPACITY),
     )  # fmt: skip
+    decode, unlucky, lock, versions = engine._rounds.device.decode, set(), threading.Lock(), itertools.count(1)
+
+    def cancelling(*args, **kwargs):
+        """Whoever is to be interrupted is, while its round runs or the one before is not read yet."""
+        out = decode(*args, **kwargs)
+        for session in list(unlucky):
+            session.cancel()
+        return out
+
+    engine._rounds.device.decode = cancelling
 
     def play(i, turns):
-        """(ids, [(place, turn)]) of a session that is now and then interrupted half-way, and forked at its end."""
+        """(ids, [(place, turn)]) of a session that is now and then interrupted, and forked at its end."""
         out = []
         with engine.open(request_key(0, i, 0), Sampling(greedy=True)) as session:
+
+            def say(new, n):
+                first = len(session.ids) + len(new)
+                out.append((first, session.generate(new, max_tokens=n)))
+                return out[-1][1]
+
             for k, (new, n, interrupt) in enumerate(turns):
                 if k == 0 and same_prompt:
                     new = sessions[0][0][0]
                 try:
-                    if interrupt and n > 1:
-                        out.append((len(session.ids) + len(new), session.generate(new, max_tokens=n // 2)))
-                        new, n = [], n - n // 2
-                    out.append((len(session.ids) + len(new), session.generate(new, max_tokens=n)))
+                    if interrupt:
+                        unlucky.add(session)
+                        turn = say(new, n)
+                        unlucky.discard(session)
+                        assert turn.reason in ("cancelled", "length")
+                        new, n = [], n - len(turn.ids)
+                    if n and len(session.ids) < CAPACITY:
+                        say(new, n)
                 except CapacityError:
                     break
                 if k in publish_after:
-                    engine.publish(params, engine.stats()["version"] + 1)
+                    with lock:
+                        version = next(versions)
+                        engine.publish(params_of(name, version % 2), version)
             with session.fork(1)[0] as child:
                 if len(child.ids) < CAPACITY:
                     out.append((len(child.ids), child.generate([], max_tokens=2)))
@@ -103,7 +129,7 @@ def test_greedy_sessions_are_the_naive_forward_pass(name, shape, sessions, same_
         with ThreadPoolExecutor(len(sessions)) as threads:
             played = [f.result(60) for f in [threads.submit(play, i, turns) for i, turns in enumerate(sessions)]]
         for ids, turns in played:
-            check(name, params, ids, turns)
+            check(name, ids, turns)
     finally:
         engine.close()
 

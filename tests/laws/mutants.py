@@ -360,7 +360,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
     ),
     Mutant(
-        "tests/rl/test_engine.py::test_deadline_ends_the_turn_with_what_there_is",
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
         "rl/rollout/engine.py",
         "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
         "        self._finish(request, reason)",

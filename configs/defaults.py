@@ -23,7 +23,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.model = ml_collections.ConfigDict()
     # A Hugging Face folder, a .gguf file, or package:NAME of an installed package that holds one: shape, weights and
-    # tokenizer come from there. Of the keys below only dtype and remat may then be set.
+    # tokenizer come from there. Of the keys below only dtype, remat and attention may then be set.
     c.model.path = ""
     c.model.d_model = 128
     c.model.n_layers = 3
@@ -63,6 +63,11 @@ def defaults() -> ml_collections.ConfigDict:
     c.engine.prefill_rows = 16
     c.engine.prefill_chunk = 64
     c.engine.contexts = (192, 384)  # attention widths that are compiled
+    # Data-parallel engines, each over `tensor` devices, on the first replicas x tensor of this process; the sizes above
+    # are those of each.
+    c.engine.replicas = 1
+    c.engine.tensor = 1
+    c.engine.kv_on_update = "recompute"  # live KV at a weight update; or "keep": cheaper, later logp mixes versions
 
     c.rollout = ml_collections.ConfigDict()
     c.rollout.threads = 64

@@ -1,21 +1,23 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|search [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|step|search [--config=configs/quickstart.py] [--seconds=10]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
     train    tokens trained per second at the config's shapes: full packed rows through `train_step`
-    engine   tokens sampled per second: every lane busy, prompts of half the capacity's first context
+    engine   a line each: sampled tokens/s of 16 conversations of 6 turns, beside what the machine allows, and what a
+             late turn costs over the first; rows of 4,096 ids over those of 1,024; a decode step over a bare program;
+             a group's prompt over a single one; lanes busy with slow worlds
+    step     one RL step after another, whole: sampled tokens/s of 128 completions, their update and new weights
     search   queries per second of one thread on the local index
 
 Compilation and index building are not in the figure; they are `setup_s`.
 """
 
-import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -33,7 +35,9 @@ def main(argv: Sequence[str]) -> None:
         if name not in WORKLOADS:
             raise cli.ConfigError(f"got workload {name!r}, want one of {', '.join(WORKLOADS)}")
         plan = make_plan(cli.resolve(_CONFIG.value, None))
-    print(json.dumps({"bench": name, **WORKLOADS[name](plan, _SECONDS.value)}))
+    done = WORKLOADS[name](plan, _SECONDS.value)
+    for line in [done] if isinstance(done, dict) else done:
+        print(json.dumps({"bench": name, **line}), flush=True)
 
 
 # The fixed workload: small enough for two cores, large enough that matrix products lead.
@@ -198,68 +202,19 @@ def bench_train(plan: Plan, seconds: float) -> dict[str, Any]:
     return {**_rate(once, seconds, "tokens"), "setup_s": round(setup_s, 2), **_device()}
 
 
-def bench_engine(plan: Plan, seconds: float) -> dict[str, Any]:
-    """Sampled tokens/s with every lane busy; random prompts, nothing stops but the token budget."""
-    import jax
-    import numpy as np
+def bench_engine(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
+    """The workloads of launch/bench_engine.py, a line each."""
+    from launch import bench_engine
 
-    from models import transformer
-    from models.config import ModelConfig
-    from models.sampling import Sampling
-    from rl.rollout.engine import Engine
-    from rl.rollout.keys import request_key
+    for workload in bench_engine.workloads(plan.seed):
+        yield {**workload, **_device()}
 
-    begun = time.monotonic()
-    config = ModelConfig(vocab_size=plan.vocab_size, **plan.model)
-    e = plan.engine
-    engine = Engine(
-        config,
-        transformer.init(config, jax.random.key(plan.seed)),
-        version=0,
-        lanes=e.lanes,
-        residents=e.residents,
-        capacity=e.capacity,
-        view=lambda ids: "",
-        end_ids=(),
-        round_tokens=e.round_tokens,
-        prefill_rows=e.prefill_rows,
-        prefill_chunk=e.prefill_chunk,
-        contexts=e.contexts,
-    )
-    rng = np.random.default_rng(plan.seed)
-    tickets = itertools.count()
-    prompt_len = max(1, e.contexts[0] // 2)
-    budget = min(plan.rollout.max_turn_tokens, e.capacity - prompt_len)
 
-    def once() -> int:
-        import threading
+def bench_step(plan: Plan, seconds: float) -> dict[str, Any]:
+    """See launch/bench_engine.py."""
+    from launch import bench_engine
 
-        sampled = []
-
-        def episode(key: np.ndarray, prompt: list[int]) -> None:
-            with engine.open(key, Sampling(temperature=plan.rl.temperature)) as session:
-                sampled.append(len(session.generate(prompt, max_tokens=budget).ids))
-
-        jobs = [
-            threading.Thread(
-                target=episode,
-                args=(request_key(plan.seed, next(tickets), 0), rng.integers(0, plan.vocab_size, prompt_len).tolist()),
-                name=f"bench-{lane}",
-            )
-            for lane in range(e.lanes)
-        ]
-        for job in jobs:
-            job.start()
-        for job in jobs:
-            job.join()
-        return sum(sampled)
-
-    try:
-        engine.warm_up()
-        setup_s = time.monotonic() - begun
-        return {**_rate(once, seconds, "tokens"), "setup_s": round(setup_s, 2), "lanes": e.lanes, **_device()}
-    finally:
-        engine.close()
+    return {**bench_engine.whole_step(plan.seed, seconds), **_device()}
 
 
 def bench_search(plan: Plan, seconds: float) -> dict[str, Any]:
@@ -286,10 +241,11 @@ def bench_search(plan: Plan, seconds: float) -> dict[str, Any]:
     return {**_rate(once, seconds, "queries"), "setup_s": round(setup_s, 2), "passages": len(passages)}
 
 
-WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any]]] = {
+WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str, Any]]]] = {
     "model": bench_model,
     "train": bench_train,
     "engine": bench_engine,
+    "step": bench_step,
     "search": bench_search,
 }
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from envs import choose_tasks, dataset, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
 from launch import policy
+from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
 from models.config import ModelConfig
@@ -30,6 +32,7 @@ from rl.rewards.compose import RewardTerm
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
+from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import transcribe
 from rl.types import Trajectory, TrajectoryBatch
@@ -42,12 +45,12 @@ def build_world(plan: Plan) -> World:
     return make_world(plan.world, **plan.world_options)
 
 
-def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False) -> None:
+def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept: Path | None = None) -> None:
     """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made.
 
-    Errors: ValueError, OSError.
+    `kept` as in `policy.check_model`. Errors: ValueError, OSError.
     """
-    codec = policy.check_model(plan)
+    codec = policy.check_model(plan, kept)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
     if held_out:
@@ -146,9 +149,9 @@ def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
     """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
-    stop = env_spec(world).stop
+    spec = env_spec(world)
     episodes = [
-        transcribe(codec, demo.task, demo.steps, demo.facts, stop=stop, ticket=i)
+        transcribe(codec, demo.task, demo.steps, demo.facts, stop=spec.stop, ticket=i, tools=spec.tools)
         for i, demo in enumerate(demonstrations)
     ]
     length, per_step = plan.sft.length, plan.sft.rows
@@ -294,22 +297,43 @@ def build_packer(
     )
 
 
-def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine:
-    e = plan.engine
-    return Engine(
-        model,
-        params,
-        version=version,
-        lanes=e.lanes,
-        residents=e.residents,
-        capacity=e.capacity,
-        view=codec.view,
-        end_ids=codec.end_ids,
-        round_tokens=e.round_tokens,
-        prefill_rows=e.prefill_rows,
-        prefill_chunk=e.prefill_chunk,
-        contexts=e.contexts,
-    )
+def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine | Replicas:
+    """One engine, or several with the face of one. Errors (ConfigError): more devices than this process has."""
+    e, devices = plan.engine, jax.local_devices()
+    want = e.replicas * e.tensor
+    with validating():
+        if want > len(devices):
+            raise ValueError(
+                f"engine.replicas={e.replicas} x engine.tensor={e.tensor} = {want} devices, but this process has "
+                f"{len(devices)}; lower one of them"
+            )
+    # Every thread may hold a session; beyond the residents they share rows.
+    sessions = max(e.residents, -(-plan.rollout.threads // e.replicas))
+
+    def one(mesh: Mesh | None) -> Engine:
+        return Engine(
+            model,
+            params,
+            version=version,
+            lanes=e.lanes,
+            residents=e.residents,
+            capacity=e.capacity,
+            view=codec.view,
+            end_ids=codec.end_ids,
+            round_tokens=e.round_tokens,
+            prefill_rows=e.prefill_rows,
+            prefill_chunk=e.prefill_chunk,
+            contexts=e.contexts,
+            sessions=sessions,
+            kv_on_update=e.kv_on_update,
+            mesh=mesh,
+        )
+
+    if want == 1:
+        return one(None)
+    places = [devices[i * e.tensor : (i + 1) * e.tensor] for i in range(e.replicas)]
+    with validating():
+        return Replicas([one(make_mesh(tensor=e.tensor, devices=place)) for place in places])
 
 
 def build_pool(plan: Plan, engine: Engine, world: World, codec: Codec) -> Pool:
@@ -332,7 +356,7 @@ def build_pool(plan: Plan, engine: Engine, world: World, codec: Codec) -> Pool:
 @contextlib.contextmanager
 def serving(
     plan: Plan, model: ModelConfig, params: Any, version: int, world: World, codec: Codec
-) -> Iterator[tuple[Engine, Pool]]:
+) -> Iterator[tuple[Engine | Replicas, Pool]]:
     """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
     engine = build_engine(plan, model, params, version, codec)
     try:

@@ -24,6 +24,9 @@ class EnginePlan:
     prefill_rows: int
     prefill_chunk: int
     contexts: tuple[int, ...]
+    kv_on_update: str
+    replicas: int
+    tensor: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Plan:
     tokenizer_path: str
     vocab_size: int
     model_path: str  # where shape, weights and tokenizer come from; "": from the keys of `model`, and from nothing
-    model: Mapping[str, Any]  # keyword arguments of models.config.ModelConfig, but for vocab_size
+    model: Mapping[str, Any]  # keyword arguments of models.config.ModelConfig, but for vocab_size and n_ids
     lora: Lora | None  # None: everything is trained
     mesh: tuple[int, int, int]  # data, fsdp, tensor
     batch: BatchPlan
@@ -164,6 +167,12 @@ def check_processes(plan: Plan, processes: int) -> None:
         f"rl.groups_per_batch={plan.rl.groups_per_batch}: not a multiple of {processes} processes, each of which plays "
         "its share; raise it",
     )
+    engines = plan.engine.replicas * plan.engine.tensor
+    _refuse(
+        processes > 1 and engines > 1,
+        f"engine.replicas x engine.tensor = {engines}: of several processes each has one engine on its first device so "
+        "far; set both to 1",
+    )
 
 
 def _model(read: ReadTracker) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def _model(read: ReadTracker) -> dict[str, Any]:
     With model.path they are what the config sets beside the defaults, and how to compute, which no file says.
     """
     with validating():
-        model = read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int))
+        model = read.into(ModelConfig, "model", vocab_size=read.typed("tokenizer.vocab_size", int), n_ids=None)
     width = model.n_kv_heads * model.head_dim
     _refuse(
         model.init == "mimetic" and width > model.d_model,
@@ -228,6 +237,8 @@ def _check_sizes(plan: Plan) -> None:
         "sft.micro_rows": plan.sft.micro_rows,
         "batch.logp_chunk": b.logp_chunk,
         "engine.lanes": e.lanes,
+        "engine.replicas": e.replicas,
+        "engine.tensor": e.tensor,
         "engine.round_tokens": e.round_tokens,
         "engine.prefill_rows": e.prefill_rows,
         "engine.prefill_chunk": e.prefill_chunk,
@@ -321,6 +332,10 @@ def _check_engine(plan: Plan) -> None:
         e.lanes > e.residents,
         f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: "
         "lower lanes or raise residents",
+    )
+    _refuse(
+        e.kv_on_update not in ("recompute", "keep"),
+        f"engine.kv_on_update={e.kv_on_update!r}: wanted 'recompute' or 'keep'",
     )
     rising = all(a < b for a, b in zip((0, *e.contexts), e.contexts, strict=False))
     _refuse(

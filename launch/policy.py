@@ -7,7 +7,6 @@ somebody else's. So resuming, evaluating and exporting need nothing but D.
 import dataclasses
 import logging
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from models import hf_config, lora, pretrained
 from models.codec import Codec
 from models.config import ModelConfig
 from models.sharding import make_mesh
-from models.tokenizer import end_ids, load_tokenizer, train_tokenizer
+from models.tokenizer import train_tokenizer
 
 
 def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
@@ -30,7 +29,7 @@ def build_codec(plan: Plan, world: World, folder: Path) -> Codec:
         if plan.model_path:
             pretrained.copy_description(pretrained.find(plan.model_path), temporary)
         elif plan.tokenizer_path:
-            shutil.copytree(plan.tokenizer_path, temporary)
+            pretrained.copy_tokenizer(Path(plan.tokenizer_path), temporary)
         else:
             train_tokenizer(world.texts(), plan.vocab_size, temporary)
         temporary.rename(folder)  # whole or not at all
@@ -42,11 +41,18 @@ def load_codec(workdir: Path) -> Codec:
     return checked_codec(workdir / "tokenizer")
 
 
-def checked_codec(folder: Path) -> Codec:
-    """Errors (ValueError, OSError): no tokenizer there, or a template in which the world has no role."""
-    codec = Codec(load_tokenizer(folder), end_ids(folder))
-    if codec.world_role != "tool":
-        logging.warning("%s: the chat template has no tool role; the world speaks as %r", folder, codec.world_role)
+def checked_codec(path: Path) -> Codec:
+    """Of a folder or GGUF file. Errors (ValueError, OSError): no tokenizer there, or a template in which the world has
+    no role.
+    """
+    tokenizer, ends = pretrained.tokenizer_of(path)
+    try:
+        codec = Codec(tokenizer, ends)
+        role = codec.world_role
+    except ValueError as err:
+        raise ValueError(f"{path}: {err}") from err
+    if role != "tool":
+        logging.warning("%s: the chat template has no tool role; the world speaks as %r", path, role)
     return codec
 
 
@@ -57,13 +63,18 @@ def build_model(plan: Plan, vocab_size: int, folder: Path) -> ModelConfig:
     return _as_planned(plan, hf_config.load_config(folder), vocab_size)
 
 
-def check_model(plan: Plan) -> Codec | None:
+def check_model(plan: Plan, kept: Path | None = None) -> Codec | None:
     """Whatever can be wrong with model.path, tokenizer.path and lora.*; the codec, if it is not to be trained.
 
-    Every tensor's name and shape is looked at, no weight is read. Errors: ValueError, OSError.
+    `kept`: D/tokenizer of the run that goes on, or of the one that it starts from. Where it is there, model.path and
+    tokenizer.path need not be. Else every tensor's name and shape is looked at; no weight is read. Errors: ValueError,
+    OSError.
     """
     codec = None
-    if plan.model_path:
+    if kept is not None and kept.exists():
+        codec = checked_codec(kept)
+        model = build_model(plan, codec.vocab_size, kept)
+    elif plan.model_path:
         codec, model = describe(plan)
     else:
         codec = checked_codec(Path(plan.tokenizer_path)) if plan.tokenizer_path else None
@@ -76,11 +87,7 @@ def check_model(plan: Plan) -> Codec | None:
 def describe(plan: Plan) -> tuple[Codec, ModelConfig]:
     """Codec and model of model.path, its every tensor accounted for. Errors: ValueError, OSError."""
     path = pretrained.find(plan.model_path)
-    theirs = pretrained.check(path)
-    with tempfile.TemporaryDirectory(prefix="wayfinder-") as temporary:
-        folder = Path(temporary) / "tokenizer"
-        pretrained.copy_description(path, folder)
-        codec = checked_codec(folder)
+    theirs, codec = pretrained.check(path), checked_codec(path)
     return codec, _as_planned(plan, theirs, codec.vocab_size)
 
 
@@ -108,7 +115,10 @@ def with_adapters(plan: Plan, model: ModelConfig, params: Any, key: jax.Array) -
 
 
 def _as_planned(plan: Plan, theirs: ModelConfig, vocab_size: int) -> ModelConfig:
-    """Their shape, computed as the plan says. Errors: ValueError where the plan says something else than they."""
+    """Their shape, computed as the plan says; rows of their table beyond the tokenizer's ids are padding.
+
+    Errors: ValueError where the plan says something else than they.
+    """
     for name, value in plan.model.items():
         if name not in COMPUTE and getattr(theirs, name) != value:
             raise ValueError(
@@ -120,4 +130,6 @@ def _as_planned(plan: Plan, theirs: ModelConfig, vocab_size: int) -> ModelConfig
             f"model.path={plan.model_path}: its tokenizer has {vocab_size} ids and its table {theirs.vocab_size} rows; "
             "want a row for each id"
         )
-    return dataclasses.replace(theirs, **{name: plan.model[name] for name in COMPUTE if name in plan.model})
+    n_ids = vocab_size if vocab_size < theirs.vocab_size else None
+    computed = {name: plan.model[name] for name in COMPUTE if name in plan.model}
+    return dataclasses.replace(theirs, n_ids=n_ids, **computed)

@@ -152,7 +152,8 @@ def main(_) -> None:
         from launch import build  # jax starts here, still before the workdir is made
         from launch.runs import Stopped
 
-        build.check_data(plan, demonstrations=True, held_out=True)
+        last_start = "sft_only" if flags.FLAGS.control else "sft"  # whatever else begins, begins from that of sft
+        build.check_data(plan, demonstrations=True, held_out=True, kept=workdir / last_start / "tokenizer")
         workdir.mkdir(parents=True, exist_ok=True)
     try:
         print(table(run(config, plan, workdir, control=flags.FLAGS.control)))

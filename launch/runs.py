@@ -57,11 +57,15 @@ def start_codec(plan: Plan, world: World, workdir: Path, init: Path | None) -> C
     return policy.build_codec(plan, world, workdir / "tokenizer")
 
 
-def check_start(plan: Plan, workdir: Path, init: Path | None, hosts: Hosts = ALONE) -> None:
-    """That `init` holds a policy of the plan's shape, or that `workdir` needs none. Errors: ValueError."""
+def check_start(plan: Plan, workdir: Path, init: Path | None) -> None:
+    """That `init` holds a policy of the plan's shape, or that `workdir` needs none.
+
+    No weight is read. Errors: ValueError.
+    """
     if init is not None:
         codec = policy.load_codec(init)
-        load_init(plan, policy.build_model(plan, codec.vocab_size, init / "tokenizer"), init, hosts)
+        learner = _init_learner(plan, policy.build_model(plan, codec.vocab_size, init / "tokenizer"), init)
+        checkpoint.check(init / "ckpt", **_params_of(init / "ckpt", learner))
     elif (workdir / "init.txt").exists() and not checkpoint.steps(workdir / "init"):
         named = (workdir / "init.txt").read_text().strip()
         raise ValueError(f"{workdir}: its start broke off before --init={named} was copied; give --init again")
@@ -80,15 +84,16 @@ def starting_params(
     of model.path, else new.
 
     They are kept, so that a resumed run, and its reference policy, need neither `--init` nor the folder that it named.
-    What `init` trained as adapters is merged, and this plan's own adapters are fresh.
+    What `init` trained as adapters is merged, and this plan's own adapters are fresh. They lie on the learner's
+    shardings, and no optimizer's state is made for them.
     """
     kept = workdir / "init"
     if saved(kept, hosts):
         return load_params(kept, learner, hosts=hosts)
     if init is None:
-        params = learner.init_state(policy.fresh_start(plan, model, key)).params
+        params = learner.init_params(policy.fresh_start(plan, model, key))
     else:
-        params = policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key)
+        params = learner.init_params(policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key))
     with checkpoint.Checkpoints(kept, hosts=hosts) as checkpoints:
         checkpoints.save(0, {"params": params})
     return params
@@ -108,16 +113,23 @@ def open_policy(plan: Plan, workdir: Path | None, *, best: bool = True) -> tuple
 
 def load_init(plan: Plan, model: ModelConfig, init: Path, hosts: Hosts = ALONE) -> Any:
     """The best parameters of the run in `init`, with the adapters that *its* config says they have."""
+    return load_params(init / "ckpt", _init_learner(plan, model, init), hosts=hosts)
+
+
+def _init_learner(plan: Plan, model: ModelConfig, init: Path) -> Learner:
     section = config_of(init).get("lora", {"rank": 0})  # absent: written before there were adapters
-    theirs = dataclasses.replace(plan, lora=Lora(**section) if section["rank"] else None)
-    return load_params(init / "ckpt", build.build_rl_learner(theirs, model), hosts=hosts)
+    return build.build_rl_learner(dataclasses.replace(plan, lora=Lora(**section) if section["rank"] else None), model)
 
 
 def load_params(folder: Path, learner: Learner, *, best: bool = True, hosts: Hosts = ALONE) -> Any:
     """Parameters of the best checkpoint in `folder` (the newest, if `best` is False or none has a score)."""
+    return checkpoint.restore(folder, **_params_of(folder, learner, best=best), hosts=hosts).device["params"]
+
+
+def _params_of(folder: Path, learner: Learner, *, best: bool = True) -> dict[str, Any]:
+    """What to restore, and of which step, for the parameters alone."""
     target = {"params": _abstract_state(learner).params}
-    step = checkpoint.best_step(folder) if best else None
-    return checkpoint.restore(folder, target, step=step, partial=True, hosts=hosts).device["params"]
+    return {"target": target, "step": checkpoint.best_step(folder) if best else None, "partial": True}
 
 
 def start_or_resume(
@@ -125,15 +137,17 @@ def start_or_resume(
     learner: Learner,
     start: Any,
     *,
+    donate: bool = False,
     on_host: Callable[[dict[str, Any]], None] = lambda host: None,
     hosts: Hosts = ALONE,
 ) -> tuple[TrainState, Progress]:
     """The newest checkpoint of `workdir` (its host tree goes to `on_host`), or step 0 from `start` (key or weights).
 
+    `donate`: the state may take the buffers of `start`, which nobody reads after this.
     What is on the host is dealt again, whatever the processes that saved it: `Progress` says which tickets are drawn.
     """
     if not saved(workdir / "ckpt", hosts):
-        return learner.init_state(start), Progress()
+        return learner.init_state(start, donate=donate), Progress()
     restored = checkpoint.restore(workdir / "ckpt", _abstract_state(learner), hosts=hosts)
     on_host(restored.host)
     return restored.device, Progress(**restored.host["progress"])

@@ -6,6 +6,7 @@ Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D
 import contextlib
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -40,8 +41,8 @@ def run(plan: Plan, workdir: cli.Workdir, *, hosts: "Hosts | None" = None) -> No
         rows = build.pack_demonstrations(plan, codec, demonstrations, world)
         start = jax.random.fold_in(jax.random.key(plan.seed), 0)
         if not runs.saved(workdir / "ckpt", hosts):
-            start = policy.fresh_start(plan, model, start)
-        state, progress = runs.start_or_resume(workdir, learner, start, hosts=hosts)
+            start = learner.init_params(policy.fresh_start(plan, model, start))  # the state takes its buffers
+        state, progress = runs.start_or_resume(workdir, learner, start, donate=True, hosts=hosts)
         del start
 
     with contextlib.ExitStack() as stack:
@@ -92,7 +93,7 @@ def main(_) -> None:
 
             check_processes(plan, hosts.count)
             distributed.check_same(hosts, config)
-            hosts.first(partial(build.check_data, plan, demonstrations=True))
+            hosts.first(partial(build.check_data, plan, demonstrations=True, kept=Path(workdir) / "tokenizer"))
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:

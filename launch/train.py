@@ -39,6 +39,7 @@ def run(
     from rl.curriculum import TaskStream
     from rl.episodes import EpisodeLog
     from rl.hosts import ALONE
+    from rl.metrics.engine import engine_metrics
     from rl.types import Trajectory
 
     hosts = hosts or ALONE
@@ -54,11 +55,18 @@ def run(
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
         key = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
+        start, wants_ref = None, plan.rl.kl_coef > 0 and plan.lora is None  # of adapters it is their base, in the state
+        if wants_ref or not runs.saved(workdir / "ckpt", hosts):
+            start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
         state, progress = runs.start_or_resume(
-            workdir, learner, start, on_host=lambda host: stream.load_state_dict(host["tasks"]), hosts=hosts
+            workdir,
+            learner,
+            start,
+            donate=not wants_ref,
+            on_host=lambda host: stream.load_state_dict(host["tasks"]),
+            hosts=hosts,
         )
-    ref = start if plan.rl.kl_coef and plan.lora is None else None  # of adapters it is their base, in the state
+    ref = start if wants_ref else None
     del start
     gate = build.build_gate(plan, progress.version, hosts)
     own = {"process": hosts.index, "first_step": progress.step + 1}
@@ -78,8 +86,12 @@ def run(
                 where.append(trajectory)
             where.end_step(step)
 
+        seen = engine.stats()
+
         def log(step: int, metrics) -> None:
-            record(step, metrics)
+            nonlocal seen
+            before, seen = seen, engine.stats()
+            record(step, {**metrics, **engine_metrics(before, seen)})
             mark_step(step)
 
         def evaluate() -> dict[str, float]:
@@ -149,8 +161,9 @@ def main(_) -> None:
 
             check_processes(plan, hosts.count)
             distributed.check_same(hosts, config, init=init, stop_at_step=flags.FLAGS.stop_at_step)
-            hosts.first(partial(build.check_data, plan, demonstrations=False))
-            check_start(plan, Path(workdir), init, hosts)
+            kept = (init or Path(workdir)) / "tokenizer"
+            hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
+            check_start(plan, Path(workdir), init)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:

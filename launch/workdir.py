@@ -68,22 +68,7 @@ def open_workdir(path: str | os.PathLike, config: ml_collections.ConfigDict | di
     """
     path = Path(path)
     check_workdir(path, config)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = open(path / ".lock", "a+")
-    except OSError as err:
-        raise ConfigError(f"{path}: cannot be written ({err}); give another --workdir") from err
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise ConfigError(
-                f"{path}: in use by process {lock.read().strip() or '?'}; wait for it, or give another --workdir"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+    with locked(path, "--workdir"):
         resumed = check_workdir(path, config)  # again: another process may have been quicker
         _note_git(path / "git.txt", resumed)
         if not resumed:
@@ -91,6 +76,28 @@ def open_workdir(path: str | os.PathLike, config: ml_collections.ConfigDict | di
             temporary.write_text(json.dumps(_plain(config), indent=1, sort_keys=True) + "\n")
             os.replace(temporary, path / "config.json")
         yield path
+
+
+@contextlib.contextmanager
+def locked(path: Path, flag: str) -> Iterator[None]:
+    """Makes the folder that `flag` names and holds its lock. Errors (`ConfigError`): another live process holds it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / ".lock", "a+")
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be written ({err}); give another {flag}") from err
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ConfigError(
+                f"{path}: in use by process {lock.read().strip() or '?'}; wait for it, or give another {flag}"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
 
 
 def git_state() -> str:

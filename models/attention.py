@@ -1,7 +1,8 @@
 """Attention over packed rows and over cached keys.
 
 `attend` hides the kernel: plain XLA everywhere, cuDNN's on a GPU, JAX's splash kernel on a TPU. All keep the segments
-of a row apart and know sliding windows. Cached keys are attended by plain XLA (`attend_parts`).
+of a row apart and know sliding windows. The compiler divides plain XLA over a mesh; the other two run on each device's
+own rows and heads (`shard_map`). Cached keys are attended by plain XLA (`attend_parts`).
 
 Scores and softmax are float32. Masked scores are a large finite number, never -inf: with -inf a row that sees nothing
 gives NaN in dV even if its output is thrown away. A padded token (segment 0) sees the padding before it, itself
@@ -9,11 +10,13 @@ included, so no row is ever empty.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from models.config import Attend
@@ -34,23 +37,18 @@ def exact(dtype: jnp.dtype) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
-def kernel_for(attention: Attend, *, dtype: str, head_dim: int, platform: str, devices: int) -> Kernel:
-    """The kernel over packed rows that a config's `attention` means on `devices` of a platform ("cpu", "gpu", "tpu").
+def kernel_for(attention: Attend, *, dtype: str, head_dim: int, platform: str) -> Kernel:
+    """The kernel over packed rows that a config's `attention` means on a platform ("cpu", "gpu", "tpu").
 
-    "auto" is plain XLA, except for bfloat16 on a single TPU device, where it is the splash kernel. Errors: ValueError
-    for a kernel that cannot compute this here.
+    "auto" is plain XLA, except for bfloat16 on a TPU, where it is the splash kernel. Errors: ValueError for a kernel
+    that cannot compute this here.
     """
     if attention == "auto":
-        return "splash" if platform == "tpu" and dtype == "bfloat16" and devices == 1 else "xla"
+        return "splash" if platform == "tpu" and dtype == "bfloat16" else "xla"
     if attention == "cudnn" and (platform != "gpu" or dtype != "bfloat16" or head_dim % 8 or head_dim > CUDNN_HEAD_DIM):
         raise ValueError(
             f"attention='cudnn': got dtype={dtype!r}, head_dim={head_dim}, platform={platform!r}; want bfloat16 on a "
             f"gpu and head_dim a multiple of 8 up to {CUDNN_HEAD_DIM}; or set attention='auto' or 'xla'"
-        )
-    if attention == "splash" and platform == "tpu" and devices > 1:
-        raise ValueError(
-            f"attention='splash': got {devices} TPU devices, want one; the compiler does not divide this kernel over "
-            "a mesh; or set attention='xla'"
         )
     return attention
 
@@ -63,17 +61,28 @@ def attend(
     *,
     window: Window | None = None,
     kernel: Kernel = "xla",
+    sharding: NamedSharding | None = None,
 ) -> Float[Array, "B T N H"]:
     """softmax(q kᵀ / √H) v, where a token sees the tokens of its own segment up to itself (packed rows).
 
     `window`: of those only itself and the window - 1 before it. May be an array, but for the splash kernel, which is
-    compiled for its window.
+    compiled for its window. `sharding`: of q, k and v on a mesh of several devices, T and H whole.
     """
     if kernel == "xla":
         return _attend_xla(q, k, v, segment, window)
-    if kernel == "cudnn":
-        return _attend_cudnn(q, k, v, segment, window)
-    return _attend_splash(q, k, v, segment, window)
+    call = partial(_attend_cudnn if kernel == "cudnn" else _attend_splash, window=window)
+    if sharding is not None and sharding.mesh.size > 1:
+        call = _on_each_device(call, sharding)
+    return call(q, k, v, segment)
+
+
+def _on_each_device(call: Callable[..., Array], sharding: NamedSharding) -> Callable[..., Array]:
+    """`call` on the rows and heads of each device alone: the compiler does not divide the program of a kernel.
+
+    Query heads stand by kv head, so that a device that has an n-th of both has whole groups.
+    """
+    parts = (*[sharding.spec] * 3, PartitionSpec(sharding.spec[0]))
+    return jax.shard_map(call, mesh=sharding.mesh, in_specs=parts, out_specs=sharding.spec, check_vma=False)
 
 
 def _attend_xla(

@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from models.glue import SLOT, ChatTemplate, Outline, outline
 
@@ -37,6 +37,12 @@ class NotPrefix(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
+class _Answer:
+    role: str
+    content: str
+
+
+@dataclasses.dataclass(frozen=True)
 class _Glue:
     """Ids around the contents of a conversation: pieces[0] slot kept[0] pieces[1] slot kept[1] ... pieces[n]."""
 
@@ -48,13 +54,13 @@ class _Glue:
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """Glue around a world message that follows a sampled turn, and whether the template leaves that turn as it was."""
+    """Glue around the world's messages after a sampled turn, and whether the template leaves that turn as it was."""
 
-    before: tuple[int, ...]  # from the end of the sampled text to the world's content
-    after: tuple[int, ...]  # from the world's content to the next sample
+    before: tuple[int, ...]  # from the end of the sampled text to the world's first content
+    after: tuple[tuple[int, ...], ...]  # from each content to the next, and from the last one to the next sample
     end: int  # how many ids of `before` close the sampled turn, up to and including the end-of-turn id
-    lead: str
-    spelling: Callable[[str], str]
+    leads: tuple[str, ...]
+    spellings: tuple[Callable[[str], str], ...]
     keeps_text: bool
     keeps_thinking: bool
 
@@ -64,13 +70,14 @@ class Codec:
 
     Works with any fast `transformers` tokenizer with a chat template. Thread-safe. Padding is told by segment ids,
     never by `pad_id`, which may be one of `end_ids`. A generation prompt that opens a thinking block is glue. A date
-    that a template asks the clock for is always the same day. Does not cover: tool schemas in the template, images;
-    tags that are plain text in the vocabulary too (world text can spell those: escape them in the world).
+    that a template asks the clock for is always the same day. Tools (JSON schemas) stand where the template puts them.
+    Does not cover: images; tags that are plain text in the vocabulary too (world text can spell those: escape them in
+    the world).
     """
 
     end_ids: tuple[int, ...]  # ids that end a turn when sampled; the first one is the template's own
     pad_id: int
-    vocab_size: int
+    vocab_size: int  # one more than the largest id
     opened: str  # the thinking tag with which every generation prompt ends, "" if it opens none
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", extra_end_ids: Sequence[int] = ()):
@@ -82,7 +89,8 @@ class Codec:
         if not getattr(tokenizer, "is_fast", False) or not tokenizer.chat_template:
             raise ValueError(
                 f"codec: got {type(tokenizer).__name__} with chat_template={tokenizer.chat_template!r}, "
-                "want a fast tokenizer with a chat template; set tokenizer.chat_template"
+                "want a fast tokenizer with a chat template: chat_template.jinja beside tokenizer.json, or "
+                "chat_template in tokenizer_config.json"
             )
         spec = json.loads(tokenizer.backend_tokenizer.to_str())
         names = {getattr(tokenizer, name) for name in _NAMED}
@@ -99,11 +107,11 @@ class Codec:
             )
         self._tag_ids = {t["content"]: t["id"] for t in tags}
         self._tags = _tag_pattern(tags)
-        self.vocab_size = self._full.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())  # there may be gaps
         # bound per instance: a cache on the method would keep the codec alive for ever
         self._template = ChatTemplate(tokenizer)
         self._start_glue = functools.lru_cache(maxsize=1024)(self._derive_start)
-        self._turn_glue = functools.cache(self._derive_turn)
+        self._turn_glue = functools.lru_cache(maxsize=256)(self._derive_turn)
         self._keeps = functools.lru_cache(maxsize=4096)(self._template.keeps)
         self._keeps_all = functools.cache(self._template.keeps_all)
         self.opened = self._template.opened
@@ -118,21 +126,32 @@ class Codec:
     def world_role(self) -> str:
         """The role in which the world answers: "tool", or "user" where the template refuses or drops tool messages."""
         try:
-            self._turn_glue("tool")
+            self._turn_glue(("tool",))
         except ValueError:
-            self._turn_glue("user")
+            self._turn_glue(("user",))
             return "user"
         return "tool"
 
-    def start(self, messages: Sequence[Message]) -> list[int]:
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model of its tools; where it does not, `tools` change no ids."""
+        return self._template.takes_tools
+
+    @property
+    def tool_form(self) -> Literal["hermes", "llama"]:
+        """How the model writes its calls, by what its template says of them."""
+        return self._template.tool_form
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a prompt up to where the policy begins to sample. No content is ever read as a control token.
 
         An assistant's message becomes what the template leaves of it; its tags are single ids (`encode_action`).
+        Errors (ValueError): no messages, roles that the template refuses, tools whose text holds a control token.
         """
         if not messages:
             raise ValueError("codec.start: got no messages, want at least one; give the task a prompt")
         outlines, stretches, owns = _outlines(messages)
-        glue = self._start_glue(outlines)
+        glue = self._start_glue(outlines, self._tools_text(tools))
         ids = list(glue.pieces[0])
         for slot, lead, spelling, piece in zip(glue.kept, glue.leads, glue.spellings, glue.pieces[1:], strict=True):
             text = lead + spelling(stretches[slot])
@@ -143,28 +162,43 @@ class Codec:
     def extend(
         self, sampled_ids: Sequence[int], text: str, role: str = "tool", before: Sequence[Message] = ()
     ) -> list[int]:
-        """Ids to append after `sampled_ids` when the world answers `text`: close the turn, the text, open the next one.
+        """Ids to append after `sampled_ids` when the world answers `text`: `extend_by` with one message."""
+        return self.extend_by(sampled_ids, [_Answer(role, text)], before)
 
-        A sampled end-of-turn id is not repeated. `before` is the conversation before the turn, whose rendering must
-        stay as it is too; without it, one user message and up to two turns like this one are taken.
+    def extend_by(
+        self,
+        sampled_ids: Sequence[int],
+        messages: Sequence[Message],
+        before: Sequence[Message] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Ids to append after `sampled_ids` when others answer: close the turn, their messages, open the next turn.
+
+        A sampled end-of-turn id is not repeated. `before` (with its `tools`) is the conversation before the turn, whose
+        rendering must stay as it is too; without it, one user message and up to two turns like this one are taken.
         Raises NotPrefix when the template would change any of it: `start` then renders the whole conversation.
         """
-        glue = self._turn_glue(role)
+        roles = tuple(message.role for message in messages)
+        if not roles or "assistant" in roles:
+            raise ValueError(f"codec.extend_by: got messages of roles {roles}, want one or more, none the assistant's")
+        glue = self._turn_glue(roles)
         said = self.turn_text(sampled_ids)
         thinking = "</think>" in said
         if before:
-            kept = self._keeps(_outlines(before)[0], outline("assistant", said)[0], role)
+            kept = self._keeps(_outlines(before)[0], outline("assistant", said)[0], roles, self._tools_text(tools))
         else:
             kept = glue.keeps_thinking if thinking else glue.keeps_text
         if not kept:
             raise NotPrefix(
-                f"codec.extend: the template rewrites an earlier {'thinking ' if thinking else ''}turn when a {role!r} "
-                "message follows, want a prefix extension; start a new row, or use a template or role that keeps turns"
+                f"codec.extend: the template rewrites an earlier {'thinking ' if thinking else ''}turn when a "
+                f"{roles[0]!r} message follows, want a prefix extension; start a new row, or use a template or role "
+                "that keeps turns"
             )
         closed = bool(sampled_ids) and sampled_ids[-1] == self.end_ids[0]
         ids = list(glue.before[glue.end :] if closed else glue.before)
-        ids += self._world(glue.lead + glue.spelling(text))
-        ids += glue.after
+        for message, lead, spelling, after in zip(messages, glue.leads, glue.spellings, glue.after, strict=True):
+            ids += self._world(lead + spelling(message.content))
+            ids += after
         return ids
 
     def keeps_turns(self, role: str, thinking: bool = True) -> bool:
@@ -184,6 +218,26 @@ class Codec:
         """The text of `ids`, control tokens written out. A cut UTF-8 character shows as U+FFFD."""
         return self._full.decode(list(ids), skip_special_tokens=False)
 
+    def id_bytes(self) -> list[bytes | None]:
+        """The UTF-8 bytes that each id adds to a text (`view` shows them); None for control tokens, which are no text,
+        and for what is no token. A tag is its text. For models/constraint.py.
+
+        Errors: ValueError for a tokenizer that is not byte-level BPE.
+        """
+        spec = json.loads(self._full.to_str())
+        if (spec["decoder"] or {}).get("type") != "ByteLevel":
+            raise ValueError(
+                f"codec: got a tokenizer with decoder {spec['decoder']}, want a byte-level one (as Llama 3 and Qwen "
+                "have), whose ids have the same bytes wherever they stand"
+            )
+        unspelled = self._control.difference(self._tag_ids.values())
+        spelled: list[bytes | None] = [None] * self.vocab_size
+        for text, i in self._full.get_vocab(with_added_tokens=True).items():
+            if i not in unspelled:
+                read = [_BYTE_OF.get(character) for character in text]
+                spelled[i] = text.encode() if None in read else bytes(read)  # as its decoder does
+        return spelled
+
     def encode_action(self, text: str) -> list[int]:
         """Ids of a *scripted* action: its tags become their single ids, other text is plain. Never for sampled text."""
         if self._tags is None:
@@ -202,8 +256,16 @@ class Codec:
             raise ValueError(f"codec: world text became control ids {names}, want none; escape them in the world")
         return ids
 
-    def _derive_start(self, conversation: tuple[Outline, ...]) -> _Glue:
-        layout = self._template.layout(conversation)
+    def _tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Tools as JSON, "" for none: they become glue, so nothing in them may read as a control token."""
+        text = json.dumps(list(tools), ensure_ascii=False) if tools else ""
+        forged = sorted(name for name in self._control_texts.values() if name in text)
+        if forged:
+            raise ValueError(f"codec: tools hold the control tokens {forged}, want none; write their texts otherwise")
+        return text
+
+    def _derive_start(self, conversation: tuple[Outline, ...], tools: str) -> _Glue:
+        layout = self._template.layout(conversation, tools)
         last = len(layout.pieces) - 1
         return _Glue(
             pieces=tuple(self._encode_glue(piece, i < last) for i, piece in enumerate(layout.pieces)),
@@ -212,25 +274,26 @@ class Codec:
             spellings=layout.spellings,
         )
 
-    def _derive_turn(self, role: str) -> _Turn:
+    def _derive_turn(self, roles: tuple[str, ...]) -> _Turn:
         think = f"{self.opened or '<think>'}\n{SLOT}\n</think>\n\n{SLOT}"
-        close, rest = self._template.turn(role)
-        before, after = self._encode_glue(close, True), self._encode_glue(rest, False)
+        close, *rest = self._template.turn(roles)
+        before = self._encode_glue(close, True)
+        whole = self._template.layout([("user", SLOT), ("assistant", SLOT), *((role, SLOT) for role in roles)])
         return _Turn(
             before=before,
-            after=after,
+            after=tuple(self._encode_glue(piece, i < len(rest) - 1) for i, piece in enumerate(rest)),
             end=1 + _first(before, self._control),
-            lead=_lead(close),
-            spelling=self._template.layout([("user", SLOT), ("assistant", SLOT), (role, SLOT)]).spellings[-1],
-            keeps_text=self._keeps_two(self.opened + SLOT, role),
-            keeps_thinking=self._keeps_two(think, role),
+            leads=tuple(_lead(piece) for piece in (close, *rest[:-1])),
+            spellings=whole.spellings[-len(roles) :],
+            keeps_text=self._keeps_two(self.opened + SLOT, roles),
+            keeps_thinking=self._keeps_two(think, roles),
         )
 
-    def _keeps_two(self, said: str, role: str) -> bool:
+    def _keeps_two(self, said: str, roles: tuple[str, ...]) -> bool:
         """Two turns deep: a template may keep the last turn's thinking alone."""
         first = (("user", SLOT),)
-        second = (*first, ("assistant", said), (role, SLOT))
-        return self._keeps(first, said, role) and self._keeps(second, said, role)
+        second = (*first, ("assistant", said), *((role, SLOT) for role in roles))
+        return self._keeps(first, said, roles) and self._keeps(second, said, roles)
 
     def _encode_glue(self, text: str, before_content: bool) -> tuple[int, ...]:
         if before_content:
@@ -238,7 +301,7 @@ class Codec:
         return tuple(self._full.encode(text, add_special_tokens=False).ids)
 
     def _template_end(self) -> int:
-        text = self._template.turn("user")[0]
+        text = self._template.turn(("user",))[0]
         ids = self._encode_glue(text, True)
         index = _first(ids, self._control)
         if index < 0:
@@ -278,6 +341,18 @@ def _tag_pattern(tags: Sequence[dict]) -> re.Pattern | None:
     before = rf"(?:\s*(?={'|'.join(left)}))?" if left else ""
     after = "(?:" + "|".join(rf"(?<={text})\s*" for text in right) + ")?" if right else ""
     return re.compile(f"{before}({'|'.join(texts)}){after}")
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the others as
+    the characters from 256 on (Radford et al. 2019, GPT-2's code).
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
 
 
 def _lead(piece: str) -> str:

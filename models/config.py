@@ -7,15 +7,19 @@ from typing import Literal
 Init = Literal["normal", "mimetic"]
 Remat = Literal["none", "full", "dots"]
 Attend = Literal["auto", "xla", "cudnn", "splash"]
+HEADS = ("value_head", "orm_head", "prm_head")  # on the trunk (models/heads.py), by their names in the parameters
 LORA_TARGETS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
 # The window of full attention among layers that have windows: more tokens than any sequence has.
 FULL = 2**30
-# Which numbers of a RopeScaling each kind reads, beside its factor; any other must stay at its default.
-_READ_BY_KIND = {
-    "linear": (),
-    "llama3": ("original_length", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("original_length", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+# Which numbers of a RopeScaling each kind reads; any other must stay at its default.
+ROPE_READS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        *("factor", "original_length", "beta_fast", "beta_slow"),
+        *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    ),
 }
 
 
@@ -40,17 +44,17 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in _READ_BY_KIND:
+        if self.kind not in ROPE_READS:
             raise ValueError(
-                f"rope_scaling.kind: got {self.kind!r}, want one of {tuple(_READ_BY_KIND)}; "
+                f"rope_scaling.kind: got {self.kind!r}, want one of {tuple(ROPE_READS)}; "
                 "a rope left unscaled is rope_scaling=None"
             )
-        read = _READ_BY_KIND[self.kind]
+        read = ROPE_READS[self.kind]
         for field in dataclasses.fields(self)[2:]:
             if field.name not in read and getattr(self, field.name) != field.default:
                 raise ValueError(
                     f"rope_scaling.{field.name}: got {getattr(self, field.name)!r}, which kind={self.kind!r} does not "
-                    f"read; it reads factor{''.join(f', {name}' for name in read)}: leave the others out"
+                    f"read; it reads {', '.join(read)}: leave the others out"
                 )
         for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
             value = getattr(self, name)
@@ -94,7 +98,8 @@ class ModelConfig:
     `remat` names what the backward pass recomputes: nothing, whole layers, or all but the matrix products.
     `key_shift` and `init="mimetic"` make copying emerge early in tiny models; no Hugging Face family has them.
     `layers` has one entry a layer, or none if every layer attends to all before it. `attention` names the kernel over
-    packed rows (`attention.attend`); "auto" chooses by platform.
+    packed rows (`attention.attend`); "auto" chooses by platform. `n_ids`: how many rows of the table are ids of the
+    tokenizer, the first ones (None: all); no other has any probability (`transformer.head_logits`).
     """
 
     vocab_size: int
@@ -116,6 +121,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     layers: tuple[LayerSpec, ...] = ()
     attention: Attend = "auto"
+    n_ids: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
@@ -125,6 +131,8 @@ class ModelConfig:
             raise ValueError(
                 f"got n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}; want n_kv_heads to divide n_heads"
             )
+        if self.n_ids is not None and not 1 <= self.n_ids <= self.vocab_size:
+            raise ValueError(f"n_ids: got {self.n_ids}, want 1 to vocab_size={self.vocab_size}, or None for all")
         if not self.rope_theta > 0:
             raise ValueError(f"rope_theta: got {self.rope_theta}, want more than 0")
         if self.head_dim % 2:

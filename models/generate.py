@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from models.config import ModelConfig
 from models.kv_cache import Columns, KVCache, NewKeys, append, gather
-from models.sampling import sample
+from models.sampling import Cut, sample
 from models.transformer import Params, Past, Stack, apply_cached, by_layer, final_norm, head_logits, stack_layers
 
 
@@ -45,12 +45,25 @@ def prefill(
     return cache, jnp.where(sound[:, None], final_norm(params, config, x), jnp.nan)
 
 
+class Rules(NamedTuple):
+    """What each lane may sample: `Constraint.next_state`, V as the logits', and each lane's state in it."""
+
+    next_state: Int[Array, "Q V"]
+    state: Int[Array, "S"]
+
+
 class Round(NamedTuple):
-    """One decode round: lane s sampled tokens[s, :n_done[s]]; the columns after that are 0."""
+    """One decode round: lane s sampled tokens[s, :n_done[s]]; the columns after that are 0. `alive`: not at its end.
+
+    Under rules also where they left no choice (there logp is 0: no action), and each lane's state after its tokens.
+    """
 
     tokens: Int[Array, "S n"]
     logp: Float[Array, "S n"]
     n_done: Int[Array, "S"]
+    alive: Bool[Array, "S"]
+    forced: Bool[Array, "S n"] | None = None
+    state: Int[Array, "S"] | None = None
 
 
 class _State(NamedTuple):
@@ -79,16 +92,16 @@ def decode_round(
     end_ids: tuple[int, ...] | Int[Array, " E"],
     n: int,
     context: int,
-    top_k: Int[Array, "S"] | None = None,
-    top_p: Float[Array, "S"] | None = None,
+    cut: Cut | None = None,
+    rules: Rules | None = None,
 ) -> tuple[KVCache, Round]:
     """Up to n tokens for each of S sessions: feed `last[s]` (position lengths[s], not yet cached), sample, and so on.
 
     A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop
     stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled:
     the convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends
-    neither on the round's size nor on other lanes. logp is that of the full softmax at the lane's temperature
-    (greedy lanes too).
+    neither on the round's size nor on other lanes. logp is as `sampling.sample` says, of the logits that `rules` allow;
+    `cut` and `rules` None are the program without them.
 
     Want lengths <= context <= capacity; a lane that breaks this does nothing and has NaN logp. An unused lane has row
     index `cache.rows` and remaining 0. DONATE `cache`.
@@ -100,6 +113,7 @@ def decode_round(
     old = [_cached(old_keys, old_values, lengths, context)] if context else []
     lanes = rows.shape[0]
     fresh = jnp.zeros((config.n_layers, lanes, config.n_kv_heads, n, config.head_dim), config.dtype)
+    out = empty_round(lanes, n)
     begin = _State(
         step=jnp.int32(0),
         last=last.astype(jnp.int32),
@@ -107,19 +121,18 @@ def decode_round(
         active=sound & (remaining > 0) & (lengths + 2 <= cache.capacity),
         new=by_layer(config, NewKeys(fresh, fresh, fresh if config.key_shift else None)),
         last_key=last_key,
-        out=Round(jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), jnp.zeros((lanes,), jnp.int32)),
+        out=out if rules is None else out._replace(forced=jnp.zeros((lanes, n), bool), state=rules.state),
     )
 
     def advance(state: _State) -> _State:
         position = lengths + state.step
         logits, added = _feed(params, config, state, position, old, n)
         drawn = jax.vmap(jax.random.fold_in)(keys, position + 1)
-        token, logp = sample(logits, drawn, temperature, greedy, top_k, top_p)
-        out = Round(
-            _put(state.out.tokens, jnp.where(state.active, token, 0)[:, None], state.step, axis=1),
-            _put(state.out.logp, jnp.where(state.active, logp, 0.0)[:, None], state.step, axis=1),
-            state.out.n_done + state.active,
-        )
+        ways = None if rules is None else rules.next_state[state.out.state]
+        if ways is not None:
+            logits = jnp.where(ways >= 0, logits, -jnp.inf)
+        token, logp = sample(logits, drawn, temperature, greedy, cut)
+        out = _written(state, token, logp, ways)
         full = position + 2 >= cache.capacity  # the sampled id is at position + 1: it is the last that fits
         ended = jnp.isin(token, jnp.asarray(end_ids, jnp.int32)) | (out.n_done >= remaining) | full
         return _State(
@@ -133,7 +146,13 @@ def decode_round(
 
     end = jax.lax.while_loop(lambda state: (state.step < n) & jnp.any(state.active), advance, begin)
     cache = append(cache, stack_layers(config, end.new), rows, lengths, end.out.n_done)
-    return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan))
+    return cache, end.out._replace(logp=jnp.where(sound[:, None], end.out.logp, jnp.nan), alive=end.active)
+
+
+def empty_round(lanes: int, n: int) -> Round:
+    """A round in which nothing was sampled."""
+    none = jnp.zeros((lanes,), jnp.int32)
+    return Round(jnp.zeros((lanes, n), jnp.int32), jnp.zeros((lanes, n), jnp.float32), none, jnp.zeros((lanes,), bool))
 
 
 def _feed(
@@ -146,7 +165,27 @@ def _feed(
     recent = Past(*columns, fed, (position - state.step)[:, None] + jnp.arange(n))
     past = [*old, recent]
     x, added = apply_cached(params, config, state.last[:, None], position[:, None], past, state.last_key)
-    return head_logits(params, final_norm(params, config, x)[:, 0]), added
+    return head_logits(params, final_norm(params, config, x)[:, 0], config.n_ids), added
+
+
+def _written(state: _State, token: Int[Array, "S"], logp: Float[Array, "S"], ways: Int[Array, "S V"] | None) -> Round:
+    """The round with this step's column, in the lanes that are active."""
+    forced = None if ways is None else state.active & (jnp.sum(ways >= 0, axis=-1) == 1)
+    # Exactly 0 where there was no choice, whatever a fused division and subtraction round to.
+    said = state.active if forced is None else state.active & ~forced
+    out = Round(
+        _put(state.out.tokens, jnp.where(state.active, token, 0)[:, None], state.step, axis=1),
+        _put(state.out.logp, jnp.where(said, logp, 0.0)[:, None], state.step, axis=1),
+        state.out.n_done + state.active,
+        state.out.alive,
+    )
+    if forced is None:
+        return out
+    after = jnp.take_along_axis(ways, token[:, None], axis=-1)[:, 0]
+    return out._replace(
+        forced=_put(state.out.forced, forced[:, None], state.step, axis=1),
+        state=jnp.where(state.active, after, state.out.state),
+    )
 
 
 def _cached(keys: Stack, values: Stack, length: Int[Array, "P"], context: int) -> Past:

@@ -52,23 +52,31 @@ _STRING, _ARRAY = 8, 9
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file; it knows slicing, and reads and dequantises the rows that are asked for."""
+    """One tensor of a file; it knows slicing, and reads and dequantises only the blocks that are asked for."""
 
     name: str
     shape: tuple[int, ...]  # [out in], as Hugging Face's
     kind: Any  # gguf.GGMLQuantizationType
     raw: np.ndarray  # uint8 [rows, bytes of a row]
+    per_block: int  # numbers that are quantised together, along a row
     file: pathlib.Path
     pairs: int = 0  # head dimension, where RoPE's channel pairs stand side by side
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
-        rows, *columns = index if isinstance(index, tuple) else (index,)
         if len(self.shape) == 1:
-            return _dequantise(self, self.raw)[0, rows]
-        block = _dequantise(self, self.raw[rows])
+            return self._block(slice(None), index)[0]
+        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+        block = self._block(rows, columns)
         if self.pairs:  # a slice of rows holds whole heads
             block = block.reshape(-1, self.pairs // 2, 2, block.shape[1]).swapaxes(1, 2).reshape(block.shape)
-        return block[:, columns[0]] if columns else block
+        return block
+
+    def _block(self, rows: slice, columns: slice) -> np.ndarray:
+        begin, end, _ = columns.indices(self.shape[-1])
+        first, last = begin // self.per_block, -(-end // self.per_block)
+        size = self.raw.shape[1] * self.per_block // self.shape[-1]
+        numbers = _dequantise(self, self.raw[rows, first * size : last * size])
+        return numbers[:, begin - first * self.per_block : end - first * self.per_block]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,23 +151,32 @@ def _dequantise(tensor: Tensor, raw: np.ndarray) -> np.ndarray:
 
 def read_config(file: File) -> ModelConfig:
     """The config that the metadata and the tensors' shapes describe; a key that is not understood is a ValueError."""
+    try:
+        return _config(file)
+    except ValueError as err:
+        raise ValueError(f"{file.path}: {err}") from err
+
+
+def _config(file: File) -> ModelConfig:
     arch = file.fields.get("general.architecture")
     if arch not in ARCHITECTURES:
-        raise ValueError(f"{file.path}: architecture: got {arch!r}, want one of {list(ARCHITECTURES)}")
+        raise ValueError(f"architecture: got {arch!r}, want one of {list(ARCHITECTURES)}")
     rest = {key.removeprefix(f"{arch}."): v for key, v in file.fields.items() if key.startswith(f"{arch}.")}
 
-    def take(key: str, default: Any = None) -> Any:
+    def take(key: str, default: Any = None, *, of: tuple[type, ...] = (int,)) -> Any:
         value = rest.pop(key, default)
-        if value is None or isinstance(value, str | list):
-            raise ValueError(f"{file.path}: {arch}.{key}: got {value!r}, want one number for all layers")
+        if type(value) not in of or not value > 0:
+            raise ValueError(f"{arch}.{key}: got {value!r}, want one number above 0 for all layers")
         return value
 
     for name in ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_gate.weight"):
         if name not in file.tensors:
-            raise ValueError(f"{file.path}: got no tensor {name!r}, want the weights of a whole {arch} model")
+            raise ValueError(f"got no tensor {name!r}, want the weights of a whole {arch} model")
+    if rest.pop("attention.causal", True) is not True:
+        raise ValueError(f"{arch}.attention.causal: got {file.fields[f'{arch}.attention.causal']!r}, want true")
     width, heads = take("embedding_length"), take("attention.head_count")
     head_dim = take("attention.key_length", width // heads)
-    theta = take("rope.freq_base", 10_000.0)
+    theta = take("rope.freq_base", 10_000.0, of=(int, float))
     config = ModelConfig(
         vocab_size=file.tensors["token_embd.weight"].shape[0],
         d_model=width,
@@ -169,7 +186,7 @@ def read_config(file: File) -> ModelConfig:
         head_dim=head_dim,
         d_ff=take("feed_forward_length"),
         rope_theta=theta,
-        rms_eps=take("attention.layer_norm_rms_epsilon"),
+        rms_eps=take("attention.layer_norm_rms_epsilon", of=(int, float)),
         tie_embeddings="output.weight" not in file.tensors,
         qk_norm=arch == "qwen3",
         attention_bias=arch == "qwen2",
@@ -177,12 +194,10 @@ def read_config(file: File) -> ModelConfig:
     )
     for key in ("attention.value_length", "rope.dimension_count"):
         if take(key, head_dim) != head_dim:
-            raise ValueError(
-                f"{file.path}: {arch}.{key}: got {file.fields[f'{arch}.{key}']}, want {head_dim}, the head's"
-            )
+            raise ValueError(f"{arch}.{key}: got {file.fields[f'{arch}.{key}']}, want {head_dim}, the head's")
     odd = sorted(key for key, value in rest.items() if key not in _IDLE_KEYS and value not in (0, False, ""))
     if odd:
-        raise ValueError(f"{file.path}: {arch}.{odd[0]}: got {rest[odd[0]]!r}, which the decoder does not compute")
+        raise ValueError(f"{arch}.{odd[0]}: got {rest[odd[0]]!r}, which the decoder does not compute")
     return config
 
 
@@ -191,21 +206,24 @@ def _scaling(file: File, arch: str, rest: dict[str, Any], head_dim: int, theta: 
     kind = rest.pop("rope.scaling.type", "none")
     factor = rest.pop("rope.scaling.factor", None) or rest.pop("rope.scale_linear", None)
     length = rest.pop("rope.scaling.original_context_length", None)
+    for name, value in (("factor", factor), ("original_context_length", length)):
+        if value is not None and type(value) not in (int, float):
+            raise ValueError(f"{arch}.rope.scaling.{name}: got {value!r}, want a number")
     if "rope_freqs.weight" in file.tensors:
         if kind != "none":
-            raise ValueError(f"{file.path}: got {arch}.rope.scaling.type={kind!r} and 'rope_freqs.weight', want one")
+            raise ValueError(f"got {arch}.rope.scaling.type={kind!r} and 'rope_freqs.weight', want one")
         divisors = file.tensors["rope_freqs.weight"][slice(None)]
-        return _llama3(file, divisors, head_dim, theta, length or 8192)
+        return _llama3(divisors, head_dim, theta, length or 8192)
     if kind == "none" and factor in (None, 1.0):
         return unscaled(theta)
     if factor is None or kind not in ("linear", "yarn", "none"):
-        raise ValueError(f"{file.path}: {arch}.rope.scaling: got {kind!r} with factor {factor}, want linear or yarn")
+        raise ValueError(f"{arch}.rope.scaling: got {kind!r} with factor {factor}, want linear or yarn")
     if kind == "yarn":
         return RopeScaling("yarn", factor, original_length=length)
     return RopeScaling("linear", factor)
 
 
-def _llama3(file: File, divisors: np.ndarray, head_dim: int, theta: float, length: int) -> RopeScaling:
+def _llama3(divisors: np.ndarray, head_dim: int, theta: float, length: int) -> RopeScaling:
     """The scaling whose table this is. Llama 3.1 to 3.3 differ in the factor alone, which is the largest divisor."""
     scaling = RopeScaling("llama3", float(str(divisors.max())), original_length=length)
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
@@ -213,9 +231,7 @@ def _llama3(file: File, divisors: np.ndarray, head_dim: int, theta: float, lengt
     share = np.clip((length / wavelength - low) / (high - low), 0, 1)
     want = 1 / (share + (1 - share) / scaling.factor)
     if divisors.shape != want.shape or not np.allclose(divisors, want, rtol=1e-4):
-        raise ValueError(
-            f"{file.path}: tensor 'rope_freqs.weight': got another table than Llama 3's; it is not supported"
-        )
+        raise ValueError("tensor 'rope_freqs.weight': got another table than Llama 3's; it is not supported")
     return scaling
 
 
@@ -279,7 +295,7 @@ def _tensor(cursor: "_Cursor", name: str, shape: tuple[int, ...], code: int, at:
             f"{len(cursor.data)}; download it again"
         )
     raw = np.frombuffer(cursor.data, np.uint8, rows * row, at).reshape(rows, row)
-    return Tensor(name, shape, kind, raw, cursor.path)
+    return Tensor(name, shape, kind, raw, per_block, cursor.path)
 
 
 class _Cursor:

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -67,12 +67,27 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         source = tokenizer.get_chat_template()
         self._source = _CLOCK + source if "strftime_now" in source else source
-        self.turn = functools.cache(self._turn)
+        self.turn = functools.lru_cache(maxsize=256)(self._turn)
         found = _OPENED.search(self.render([("user", SLOT)]))
         self.opened = found.group() if found else ""  # the thinking tag that the generation prompt opens, if it does
 
-    def render(self, conversation: Sequence[Outline], mark: Callable[[int], str] | None = None) -> str:
-        """The text of the conversation with its generation prompt; slot i is filled with `mark(i)`."""
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        """Whether it writes the tools that it is given anywhere."""
+        tool = {"name": _mark(1), "description": _mark(1), "parameters": {"type": "object", "properties": {}}}
+        try:
+            return _mark(1) in self.render([("user", SLOT)], tools=json.dumps([{"type": "function", "function": tool}]))
+        except ValueError:
+            return False
+
+    @property
+    def tool_form(self) -> Literal["hermes", "llama"]:
+        """Llama's where it speaks of "parameters" and not of <tool_call>."""
+        llama = "<tool_call>" not in self._source and ('"parameters"' in self._source or "python_tag" in self._source)
+        return "llama" if llama else "hermes"
+
+    def render(self, conversation: Sequence[Outline], mark: Callable[[int], str] | None = None, tools: str = "") -> str:
+        """The text of the conversation with its generation prompt; slot i is `mark(i)`, `tools` are JSON."""
         from jinja2 import TemplateError  # transformers renders chat templates with it
 
         contents, slot = [], 0
@@ -82,7 +97,11 @@ class ChatTemplate:
         messages = [{"role": role, "content": text} for (role, _), text in zip(conversation, contents, strict=True)]
         try:
             return self._tokenizer.apply_chat_template(
-                messages, chat_template=self._source, tokenize=False, add_generation_prompt=True
+                messages,
+                tools=json.loads(tools) if tools else None,
+                chat_template=self._source,
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except TemplateError as err:
             raise ValueError(
@@ -90,46 +109,49 @@ class ChatTemplate:
                 "it knows (role='user' where it has no tool role)"
             ) from err
 
-    def layout(self, conversation: Sequence[Outline]) -> Layout:
+    def layout(self, conversation: Sequence[Outline], tools: str = "") -> Layout:
         """Cut at the contents. Every content must be there once, in order; an assistant's may be dropped."""
         droppable = [role == "assistant" for role, text in conversation for _ in range(text.count(SLOT))]
-        text = self.render(conversation)
+        text = self.render(conversation, tools=tools)
         kept = [i for i, may_go in enumerate(droppable) if not may_go or _mark(i) in text]
         pieces = _cut(text, [_mark(i) for i in kept])
-        probed = self.render(conversation, lambda i: _mark(i) if droppable[i] else _probe(i))
+        probed = self.render(conversation, lambda i: _mark(i) if droppable[i] else _probe(i), tools)
         spellings = tuple(str if droppable[i] else _spelling(probed, i) for i in kept)
         return Layout(tuple(pieces), tuple(kept), spellings)
 
-    def keeps(self, before: Sequence[Outline], said: str, role: str) -> bool:
-        """Whether the rendering of `before`, an assistant's `said` and a `role` message begins with that of `before`
+    def keeps(self, before: Sequence[Outline], said: str, roles: tuple[str, ...], tools: str = "") -> bool:
+        """Whether the rendering of `before`, an assistant's `said` and messages of `roles` begins with that of `before`
         and the turn, and goes on as every turn does.
 
         Space within and around the turn does not count: templates move it, and the sampled ids keep it.
         """
-        seen = self.render(before)
-        longer = self.render([*before, ("assistant", said), (role, SLOT)])
+        seen = self.render(before, tools=tools)
+        longer = self.render([*before, ("assistant", said), *((role, SLOT) for role in roles)], tools=tools)
         slots = sum(text.count(SLOT) for _, text in before)
         turn = seen + _fill(said.removeprefix(self.opened), slots, _mark)
         if not longer.startswith(seen.rstrip()) or not _squeeze(longer).startswith(_squeeze(turn)):
             return False
-        close, after = self.turn(role)
-        start, end = _cut(longer, [_mark(slots + said.count(SLOT))])
-        return start.endswith(close) and end == after
+        close, *after = self.turn(roles)
+        first = slots + said.count(SLOT)
+        start, *rest = _cut(longer, [_mark(first + i) for i in range(len(roles))])
+        return start.endswith(close) and rest == after
 
     def keeps_all(self, role: str, thinking: bool) -> bool:
         """`keeps` for two turns of any two forms, those with thinking tags only if `thinking`."""
         forms = [self.opened + form for form in _FORMS if thinking or "think>" not in form]
         first = [("user", SLOT)]
         return all(
-            self.keeps(first, one, role)
-            and all(self.keeps([*first, ("assistant", one), (role, SLOT)], other, role) for other in forms)
+            self.keeps(first, one, (role,))
+            and all(self.keeps([*first, ("assistant", one), (role, SLOT)], other, (role,)) for other in forms)
             for one in forms
         )
 
-    def _turn(self, role: str) -> tuple[str, str]:
-        """Text from the end of an assistant's turn to the content of the `role` message after it, and from there on."""
-        pieces = _cut(self.render([("user", SLOT), ("assistant", SLOT), (role, SLOT)]), [_mark(i) for i in range(3)])
-        return pieces[2], pieces[3]
+    def _turn(self, roles: tuple[str, ...]) -> tuple[str, ...]:
+        """Text from the end of an assistant's turn to the content of the first message of `roles` after it, from there
+        to the next one, and so on to the end of the generation prompt.
+        """
+        text = self.render([("user", SLOT), ("assistant", SLOT), *((role, SLOT) for role in roles)])
+        return tuple(_cut(text, [_mark(i) for i in range(2 + len(roles))])[2:])
 
 
 def outline(role: str, content: str) -> tuple[str, list[str]]:

@@ -1,29 +1,41 @@
 """Heads on the trunk: a value for every token, a yes or no for every episode or for every turn of one.
 
-Each head is a small tree of its own, kept in the parameters under its name in `AXES`. `hidden` [B T D] is what
-`transformer.apply` returns for packed rows, so hidden[b, t] has seen tokens[b, : t + 1]. Results are float32 and per
-token, in the same layout; where they mean nothing they are 0. The trunk learns from a head too, unless the caller
+Each head is a small tree of its own, kept in the parameters under its name (`models.config.HEADS`). `hidden` [B T D] is
+what `transformer.apply` returns for packed rows, so hidden[b, t] has seen tokens[b, : t + 1]. Results are float32 and
+per token, in the same layout; where they mean nothing they are 0. The trunk learns from a head too, unless the caller
 passes `jax.lax.stop_gradient(hidden)`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from models.config import ModelConfig
+from models.config import HEADS, ModelConfig
 from models.transformer import Params, head_weight
 
 Head = dict[str, Array]
 
+_VALUE = {"weight": ("embed",), "bias": ()}
 _ANSWERS = {"weight": ("embed", "answers"), "bias": ("answers",)}  # column 0 is yes, column 1 is no
-# Logical axes of every head, by its name in the parameters (models/lora.py trains these beside the adapters).
-AXES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "value_head": {"weight": ("embed",), "bias": ()},
-    "orm_head": _ANSWERS,
-    "prm_head": _ANSWERS,
-}
+# Logical axes of every head.
+AXES: Mapping[str, Mapping[str, tuple[str, ...]]] = dict(zip(HEADS, (_VALUE, _ANSWERS, _ANSWERS), strict=True))
+_APART = 2**31 - 2  # folded into the key: another than that of adapters (models/lora.py)
+
+
+def add(params: Params, config: ModelConfig, names: Sequence[str], key: PRNGKeyArray) -> Params:
+    """`params` with the named heads, fresh; the other leaves are the same arrays.
+
+    A head's numbers depend on the key and on its name alone; the key may be the one that `params` were drawn from.
+    Errors (ValueError): a name that is not one of HEADS, or that is there already.
+    """
+    wrong = [name for name in names if name not in HEADS or name in params]
+    if wrong:
+        raise ValueError(f"heads: got {wrong} for parameters {sorted(params)}, want of {HEADS} what is not there")
+    key = jax.random.fold_in(key, _APART)
+    kinds = dict(zip(HEADS, (init_value, init_answers, init_answers), strict=True))
+    return params | {name: kinds[name](config, jax.random.fold_in(key, HEADS.index(name))) for name in names}
 
 
 def init_value(config: ModelConfig, key: PRNGKeyArray) -> Head:
@@ -49,10 +61,6 @@ def init_answers(config: ModelConfig, key: PRNGKeyArray) -> Head:
     """A yes/no head, W ~ N(0, 1/(D + 1)) and b = 0 (Stiennon et al. 2020, appendix B.1, of a reward head)."""
     std = (config.d_model + 1) ** -0.5
     return {"weight": std * jax.random.normal(key, (config.d_model, 2), jnp.float32), "bias": jnp.zeros((2,))}
-
-
-init_orm = init_answers
-init_prm = init_answers
 
 
 def answers_of_tokens(params: Params, yes_id: int, no_id: int) -> Head:

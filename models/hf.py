@@ -9,6 +9,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -212,16 +213,19 @@ def save(
     *,
     tokenizer: "PreTrainedTokenizerFast | None" = None,
     end_ids: Sequence[int] = (),
+    longest: int | None = None,
+    generation: Mapping[str, Any] = MappingProxyType({}),
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder that `transformers` loads: config.json, float32 safetensors, and, with `tokenizer`, its files.
 
     Above `shard_bytes` the weights are cut into several files with an index; one file's tensors are in host memory at a
-    time. `end_ids` (default: the tokenizer's eos) go into generation_config.json. Needs one process that addresses all
+    time. `end_ids` (default: the tokenizer's eos) go into generation_config.json, and with them what `generation` says
+    beside ids (temperature, top_p); `longest`: see `describe`. Needs one process that addresses all
     of `params`. Errors (ValueError): a config that no family computes, parameters of another shape, weights there
     already.
     """
-    described = describe(config)
+    described = describe(config, longest=longest)
     shapes = {tuple(e.key for e in path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(params)}
     wrong = sorted("/".join(path) for path, shape in set(shapes.items()) ^ set(shapes_of(config).items()))
     if wrong:
@@ -235,7 +239,7 @@ def save(
         ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
         ends = list(end_ids) or [tokenizer.eos_token_id]
         ids = {name: value for name, value in ids.items() if value is not None} | {"eos_token_id": ends}
-        _write_json(directory / "generation_config.json", ids)
+        _write_json(directory / "generation_config.json", {**generation, **ids})
         described |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     shards = _cut(places(config), shard_bytes)
     files = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]

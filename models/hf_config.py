@@ -1,41 +1,52 @@
 """Hugging Face's config.json <-> ModelConfig, for Llama, Qwen2 and Qwen3.
 
-A key that would change the computation and is not supported is an error, never ignored. Not covered: biases on the
-output or the MLP, rotary embeddings on a part of the head, rope scaling of other kinds than `RopeScaling` has.
+A key that would change the computation and is not supported is an error, and so is one that is not known: none is
+ignored but those listed here. Not covered: biases on the output or the MLP, rotary embeddings on a part of the head,
+rope scaling of other kinds than `RopeScaling` has.
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import LayerSpec, ModelConfig, RopeScaling
+from models.config import ROPE_READS, LayerSpec, ModelConfig, RopeScaling
 from models.rope import UNSCALED_THETA
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-# Ours -> theirs, of the numbers of a scaled rope; which of them a kind reads.
-_ROPE_NAMES = {
-    "factor": "factor",
-    "original_length": "original_max_position_embeddings",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "attention_factor": "attention_factor",
-    "mscale": "mscale",
-    "mscale_all_dim": "mscale_all_dim",
-    "truncate": "truncate",
-}
-_ROPE_READ = {
-    "linear": ("factor",),
-    "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
-    "yarn": (
-        *("factor", "original_length", "beta_fast", "beta_slow"),
-        *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
-    ),
-}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+# The one value of these that the decoder computes.
+_WANTED = {
+    "hidden_act": "silu",
+    "attention_bias": False,  # theirs has one on the output too
+    "mlp_bias": False,
+    "quantization_config": None,
+    "partial_rotary_factor": 1.0,
+    "is_causal": True,  # null is not true either, and makes attention look both ways
+    "rope_interleaved": False,
+    "use_mrope": False,
+}
+_NEEDED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps"
+)  # fmt: skip
+_READ = {
+    *(*_NEEDED, "model_type", "architectures", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "original_max_position_embeddings"),
+    *("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+}
+# Of training, of generation, of the writer, and what no decoder's class reads: nothing about the computation. So are
+# names with an underscore before them.
+_IDLE = {
+    *("dtype", "torch_dtype", "transformers_version", "transformers.js_config", "name_or_path", "tokenizer_class"),
+    *("unsloth_fixed", "unsloth_version", "is_llama_config", "initializer_range", "attention_dropout", "use_cache"),
+    *("pretraining_tp", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "tie_encoder_decoder"),
+    *("output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate", "torchscript"),
+    *("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
+    *("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "max_length", "max_new_tokens"),
+}
 
 
 def load_config(directory: str | pathlib.Path) -> ModelConfig:
@@ -44,7 +55,10 @@ def load_config(directory: str | pathlib.Path) -> ModelConfig:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file; want a Hugging Face model folder (config.json, *.safetensors)")
     try:
-        return read_config(json.loads(file.read_text()))
+        theirs = json.loads(file.read_text())
+        if not isinstance(theirs, dict):
+            raise ValueError(f"got a {type(theirs).__name__}, want an object of keys and values")
+        return read_config(theirs)
     except ValueError as err:
         raise ValueError(f"{file}: {err}") from err
 
@@ -52,44 +66,72 @@ def load_config(directory: str | pathlib.Path) -> ModelConfig:
 def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
     """Our config for a Hugging Face one; whatever would change the computation and is not supported is a ValueError."""
     kind = theirs.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type: got {kind!r}, want one of {sorted(ARCHITECTURES)}")
-    others = set(theirs.get("architectures") or ()) - {ARCHITECTURES[kind]}
-    if others:
-        raise ValueError(f"architectures: got {sorted(others)}, want {ARCHITECTURES[kind]!r}: a model with its head")
-    refused = {
-        "hidden_act": theirs.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(theirs.get("attention_bias", False)),  # theirs has one on the output too
-        "mlp_bias": bool(theirs.get("mlp_bias", False)),
-        "quantization_config": theirs.get("quantization_config") is not None,
-        "partial_rotary_factor": theirs.get("partial_rotary_factor", 1.0) != 1.0,
-    }
-    for key, bad in refused.items():
-        if bad:
-            raise ValueError(f"{kind} config: got {key}={theirs[key]!r}, which the decoder does not compute")
-    need = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    missing = [key for key in (*need, "rms_norm_eps") if key not in theirs]
+    try:
+        _check_keys(kind, theirs)
+        heads, width = _whole(theirs, "num_attention_heads"), _whole(theirs, "hidden_size")
+        default_dim = 128 if kind == "qwen3" else width // heads
+        theta, scaling = _rope(theirs)
+        return ModelConfig(
+            vocab_size=_whole(theirs, "vocab_size"),
+            d_model=width,
+            n_layers=_whole(theirs, "num_hidden_layers"),
+            n_heads=heads,
+            n_kv_heads=_whole(theirs, "num_key_value_heads", heads),
+            head_dim=_whole(theirs, "head_dim", default_dim),
+            d_ff=_whole(theirs, "intermediate_size"),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            rms_eps=_number(theirs, "rms_norm_eps"),
+            tie_embeddings=_truth(theirs, "tie_word_embeddings"),
+            qk_norm=kind == "qwen3",
+            attention_bias=kind == "qwen2",
+            layers=_layers(kind, theirs),
+        )
+    except ValueError as err:
+        raise ValueError(f"{kind} config: {err}") from err
+
+
+def _check_keys(kind: str, theirs: Mapping[str, Any]) -> None:
+    names = theirs.get("architectures")
+    if names and names != [ARCHITECTURES[kind]]:
+        raise ValueError(f"architectures: got {names!r}, want {ARCHITECTURES[kind]!r}: a model with its head")
+    for key, want in _WANTED.items():
+        if theirs.get(key, want) != want:
+            raise ValueError(f"got {key}={theirs[key]!r}, which the decoder does not compute")
+    unknown = [key for key in theirs.keys() - _WANTED.keys() - _READ - _IDLE if key[:1] != "_"]
+    unknown = sorted(key for key in unknown if theirs[key] is not None)
+    if unknown:
+        raise ValueError(
+            f"got {unknown[0]}={theirs[unknown[0]]!r}, which is not known; take it out of config.json if it says "
+            "nothing about the computation"
+        )
+    missing = [key for key in _NEEDED if key not in theirs]
     if missing:
-        raise ValueError(f"{kind} config: got no {', '.join(missing)}; want a whole config.json")
-    heads = theirs["num_attention_heads"]
-    default_dim = 128 if kind == "qwen3" else theirs["hidden_size"] // heads
-    theta, scaling = _rope(theirs)
-    return ModelConfig(
-        vocab_size=theirs["vocab_size"],
-        d_model=theirs["hidden_size"],
-        n_layers=theirs["num_hidden_layers"],
-        n_heads=heads,
-        n_kv_heads=theirs.get("num_key_value_heads") or heads,
-        head_dim=theirs.get("head_dim") or default_dim,
-        d_ff=theirs["intermediate_size"],
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rms_eps=theirs["rms_norm_eps"],
-        tie_embeddings=theirs.get("tie_word_embeddings", False),
-        qk_norm=kind == "qwen3",
-        attention_bias=kind == "qwen2",
-        layers=_layers(kind, theirs),
-    )
+        raise ValueError(f"got no {', '.join(missing)}; want a whole config.json")
+
+
+def _whole(theirs: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A number of things, from 1; where it is absent or null, the default, if there is one."""
+    value = default if theirs.get(key) is None else theirs[key]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key}: got {theirs.get(key)!r}, want a whole number, at least 1")
+    return value
+
+
+def _number(theirs: Mapping[str, Any], key: str) -> float:
+    value = theirs[key]
+    if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{key}: got {value!r}, want a finite number above 0")
+    return float(value)
+
+
+def _truth(theirs: Mapping[str, Any], key: str) -> bool:
+    value = theirs.get(key, False)
+    if type(value) is not bool:
+        raise ValueError(f"{key}: got {value!r}, want true or false")
+    return value
 
 
 def _layers(kind: str, theirs: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
@@ -98,22 +140,27 @@ def _layers(kind: str, theirs: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     Qwen's rule: `use_sliding_window` lets the layers from `max_window_layers` on slide; `layer_types` overrides it.
     """
     n = theirs["num_hidden_layers"]
-    window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
+    slides = _truth(theirs, "use_sliding_window")
+    window = theirs.get("sliding_window", 4096) if slides else None
     types = theirs.get("layer_types")
     if types is None:
         full = n if window is None else theirs.get("max_window_layers", 28)
+        if type(full) is not int or full < 0:
+            raise ValueError(f"max_window_layers: got {full!r}, want a whole number, at least 0")
         types = [_LAYER_TYPES[i >= full] for i in range(n)]
-    if len(types) != n or set(types) - set(_LAYER_TYPES):
-        raise ValueError(
-            f"layer_types: got {len(types)} entries of {sorted(set(types))}, want {n} entries of {list(_LAYER_TYPES)}"
-        )
+    if not isinstance(types, list):
+        raise ValueError(f"layer_types: got {types!r}, want a list")
+    if len(types) != n or any(name not in _LAYER_TYPES for name in types):
+        got = sorted(set(map(str, types)))
+        raise ValueError(f"layer_types: got {len(types)} entries of {got}, want {n} entries of {list(_LAYER_TYPES)}")
     if "sliding_attention" not in types:
         return ()
     if window is None or kind == "llama":
         raise ValueError(
-            f"{kind} config: got sliding layers with use_sliding_window={theirs.get('use_sliding_window')}, "
-            f"sliding_window={theirs.get('sliding_window')}; want a Qwen config that sets both, or none"
+            f"got sliding layers with use_sliding_window={slides}, sliding_window={theirs.get('sliding_window')}; "
+            "want a Qwen config that sets both, or none"
         )
+    window = _whole(theirs, "sliding_window", 4096)
     return tuple(LayerSpec(window if name == "sliding_attention" else None) for name in types)
 
 
@@ -124,38 +171,59 @@ def unscaled(theta: float) -> RopeScaling | None:
 
 def _rope(theirs: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """θ and its scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
-    nested, legacy = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
-    values = {float(d["rope_theta"]) for d in (theirs, nested, legacy) if d.get("rope_theta") is not None}
+    given = {name: {} if theirs.get(name) is None else theirs[name] for name in ("rope_parameters", "rope_scaling")}
+    for name, part in given.items():
+        if not isinstance(part, dict):
+            raise ValueError(f"{name}: got {part!r}, want an object, or null")
+    values = {_number(d, "rope_theta") for d in (theirs, *given.values()) if d.get("rope_theta") is not None}
     if len(values) != 1:
         raise ValueError(f"rope_theta: got {sorted(values)}, want exactly one value, at the top or in rope_parameters")
-    found = {_scaling(d, theirs) for d in (nested, legacy) if d}
+    found = {_scaling(part, theirs) for part in given.values() if part}
     if len(found) > 1:
-        raise ValueError(f"rope: got rope_parameters={nested} and rope_scaling={legacy}, want them to agree")
+        raise ValueError(f"rope: got {given}, want them to agree")
     theta, scaling = values.pop(), found.pop() if found else None
     return theta, scaling or unscaled(theta)
 
 
 def _scaling(theirs: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling | None:
     kind = theirs.get("rope_type", theirs.get("type", "default"))
-    if kind == "default":
-        kind = None
-    elif kind not in _ROPE_READ:
-        raise ValueError(f"rope scaling: got {kind!r}, want one of {['default', *_ROPE_READ]}")
-    unknown = set(theirs) - {*_ROPE_NAMES.values(), "rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if not isinstance(kind, str) or kind not in ("default", *ROPE_READS):
+        raise ValueError(f"rope scaling: got {kind!r}, want one of {['default', *ROPE_READS]}")
+    known = {_their_name(name) for names in ROPE_READS.values() for name in names}
+    unknown = sorted(theirs.keys() - known - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
     if unknown or theirs.get("partial_rotary_factor", 1.0) != 1.0:
-        odd = sorted(unknown) or ["partial_rotary_factor"]
-        raise ValueError(f"rope scaling: got {odd[0]}={theirs[odd[0]]!r}, which the decoder does not compute")
-    if kind is None:
+        odd = (unknown or ["partial_rotary_factor"])[0]
+        raise ValueError(f"rope scaling: got {odd}={theirs[odd]!r}, which the decoder does not compute")
+    if kind == "default":
         return None
-    longest = config.get("max_position_embeddings")
-    given = {ours: theirs.get(_ROPE_NAMES[ours]) for ours in _ROPE_READ[kind]}
-    if "original_length" in given and given["original_length"] is None:
-        given["original_length"] = longest
-    if kind == "yarn" and given["factor"] is None and longest and given["original_length"]:
-        given["factor"] = longest / given["original_length"]
+    given = {name: theirs.get(_their_name(name)) for name in ROPE_READS[kind]}
+    if "original_length" in given:
+        given["original_length"] = _original_length(given["original_length"], config)
+    if kind == "yarn" and given["factor"] is None and config.get("max_position_embeddings") is not None:
+        given["factor"] = _whole(config, "max_position_embeddings") / given["original_length"]
     if given["factor"] is None:
         raise ValueError(f"rope scaling {kind!r}: got no factor in {dict(theirs)}, want one")
-    return RopeScaling(kind, **{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if type(value) is not bool if name == "truncate" else type(value) not in (int, float):
+            want = "true or false" if name == "truncate" else "a number"
+            raise ValueError(f"rope scaling: got {_their_name(name)}={value!r}, want {want}")
+    return RopeScaling(kind, **given)
+
+
+def _original_length(nested: Any, config: Mapping[str, Any]) -> int:
+    """The length of pretraining: at the top it goes before the scaling's own, and before max_position_embeddings."""
+    name = _their_name("original_length")
+    if name in config:
+        return _whole(config, name)
+    if nested is not None:
+        return _whole({name: nested}, name)
+    return _whole(config, "max_position_embeddings")
+
+
+def _their_name(name: str) -> str:
+    """Of a scaled rope's number."""
+    return "original_max_position_embeddings" if name == "original_length" else name
 
 
 # --- ours -> theirs -------------------------------------------------------------------------------------------------
@@ -172,8 +240,8 @@ def family(config: ModelConfig) -> str:
             ("init='mimetic' with tied embeddings (it scales the input)", config.embed_scale != 1.0),
             ("qk_norm=True with attention_bias=True", config.qk_norm and config.attention_bias),
             (
-                f"attention_bias=True with head_dim={config.head_dim} and d_model={config.d_model}",
-                config.attention_bias and config.head_dim * config.n_heads != config.d_model,
+                f"d_model={config.d_model} with n_heads={config.n_heads} and no qk_norm or attention_bias",
+                bool(config.d_model % config.n_heads) and llama,
             ),
             (f"layers with windows {sorted(windows)}", len(windows) > 1),
             ("sliding windows without qk_norm or attention_bias", bool(windows) and llama),
@@ -185,19 +253,22 @@ def family(config: ModelConfig) -> str:
     return "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
-    """config.json of `config`, readable by transformers 4 and 5. Errors: those of `family`."""
+def describe(config: ModelConfig, *, longest: int | None = None) -> dict[str, Any]:
+    """config.json of `config`, readable by transformers 4 and 5. Errors: those of `family`.
+
+    `longest`: the tokens that the model was made for, where that is known; the decoder itself has no limit.
+    """
     kind = family(config)
-    scaling, longest = config.rope_scaling, 32768
+    scaling, assumed = config.rope_scaling, 32768
     rope: dict[str, Any] = {"rope_type": "default"}
     if scaling == RopeScaling("linear", 1.0):
         scaling = None
     if scaling is not None:
         rope = {"rope_type": scaling.kind}
-        rope |= {_ROPE_NAMES[name]: getattr(scaling, name) for name in _ROPE_READ[scaling.kind]}
+        rope |= {_their_name(name): getattr(scaling, name) for name in ROPE_READS[scaling.kind]}
         rope = {name: value for name, value in rope.items() if value is not None}
         if scaling.original_length:
-            longest = max(scaling.original_length + 1, round(scaling.original_length * scaling.factor))
+            assumed = max(scaling.original_length + 1, round(scaling.original_length * scaling.factor))
     described = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -215,7 +286,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "rope_scaling": None if scaling is None else rope,
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},
         "tie_word_embeddings": config.tie_embeddings,
-        "max_position_embeddings": longest,
+        "max_position_embeddings": longest or assumed,
         "dtype": "float32",
         "torch_dtype": "float32",
     } | ({} if kind == "qwen2" else {"attention_bias": False})

@@ -93,14 +93,20 @@ def append(
     return KVCache(k, v, cache.last_key.at[:, target].set(last, mode="drop"))
 
 
-def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "S"]) -> KVCache:
-    """Fork: the whole of one row, copied to others. A target index of `cache.rows` is dropped."""
+def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "S"], *, context: int) -> KVCache:
+    """Fork: the first `context` columns of one row, copied to others. A target index of `cache.rows` is dropped."""
+    if context > cache.capacity:
+        raise ValueError(f"context: got {context}, want at most the capacity {cache.capacity}")
 
-    def spread(x: Float[Array, "L R ..."]) -> Float[Array, "L R ..."]:
-        row = jnp.broadcast_to(x[:, source][:, None], (x.shape[0], targets.shape[0], *x.shape[2:]))
-        return x.at[:, targets].set(row, mode="drop")
+    def spread(x: Float[Array, "L R C K H"]) -> Float[Array, "L R C K H"]:
+        row = jnp.broadcast_to(x[:, source, :context][:, None], (x.shape[0], len(targets), context, *x.shape[3:]))
+        return x.at[:, targets, :context].set(row, mode="drop")
 
-    return jax.tree.map(spread, cache)
+    last = cache.last_key
+    if last is not None:
+        row = jnp.broadcast_to(last[:, source][:, None], (last.shape[0], len(targets), *last.shape[2:]))
+        last = last.at[:, targets].set(row, mode="drop")
+    return KVCache(spread(cache.k), spread(cache.v), last)
 
 
 def free(cache: KVCache, rows: Int[Array, "S"]) -> KVCache:

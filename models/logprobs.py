@@ -12,6 +12,7 @@ def token_logp(
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
     *,
+    n_ids: int | None = None,
     temperature: float | Float[Array, ""] = 1.0,
     chunk: int = 256,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
@@ -20,8 +21,9 @@ def token_logp(
         logp[b, t] = log softmax(W hidden[b, t-1] / τ)[targets[b, t]]        logp[b, 0] = entropy[b, 0] = 0
 
     Both inputs have full length T; the shift by one happens here. A segment's first token is scored from the segment
-    before it: finite, meaningless, and the caller's to mask. `chunk`: tokens of each row whose logits exist at a time;
-    with more than one chunk they are computed again in the backward pass.
+    before it: finite, meaningless, and the caller's to mask. The softmax is over the first `n_ids` rows of W, those
+    that the sampler draws from (`ModelConfig.n_ids`; None: all). `chunk`: tokens of each row whose logits exist at a
+    time; with more than one chunk they are computed again in the backward pass.
     """
     rows, length, width = hidden.shape
     if targets.shape != (rows, length):
@@ -32,7 +34,7 @@ def token_logp(
         return jnp.zeros((rows, 1)), jnp.zeros((rows, 1))
 
     def score(h: Float[Array, "B c D"], target: Int[Array, "B c"]) -> tuple[Float[Array, "B c"], Float[Array, "B c"]]:
-        z = head_logits(params, h) / temperature
+        z = head_logits(params, h, n_ids) / temperature
         logz = jax.nn.logsumexp(z, axis=-1)
         logp = jnp.take_along_axis(z, target[..., None], axis=-1)[..., 0] - logz
         # Mean logit first, then one subtraction: p·log p needs no second [B c V].

@@ -19,14 +19,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.attention import exact
-from models.config import LORA_TARGETS, Lora, ModelConfig
+from models.config import HEADS, LORA_TARGETS, Lora, ModelConfig
 
 Params = dict[str, Any]
 Sizes = dict[str, int]  # of some axes, by their logical names
 
 _A, _B, _SCALE = "_lora_a", "_lora_b", "_lora_scale"
-# Heads on the trunk (models/heads.py) are new, so they are trained whatever else is frozen.
-HEADS = ("value_head", "orm_head", "prm_head")
 _APART = 2**31 - 1  # folded into the key: far from the counts that `transformer.init` folds in
 
 
@@ -121,7 +119,7 @@ def base(params: Params) -> Params:
 
 
 def trainable(path: tuple[str, ...]) -> bool:
-    """Whether a leaf of adapted parameters is trained: A and B of an adapter, and all of a head on the trunk."""
+    """Whether a leaf of adapted parameters is trained: A and B of an adapter, and all of a head, which is new."""
     return path[-1].endswith((_A, _B)) or path[0] in HEADS
 
 

@@ -9,13 +9,18 @@ import json
 import pathlib
 import shutil
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
 from models import gguf, gguf_tokenizer, hf
 from models.config import ModelConfig
 from models.sharding import RULES
+from models.tokenizer import end_ids, load_tokenizer
 from models.transformer import Params
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PACKAGE = "package:"
 DESCRIPTION = (
@@ -70,22 +75,43 @@ def load(path: pathlib.Path, *, mesh: Mesh | None = None, rules: Mapping[str, st
     return gguf.load_params(gguf.open_file(path), mesh=mesh, rules=rules)[0]
 
 
+def tokenizer_of(path: pathlib.Path) -> tuple["PreTrainedTokenizerFast", tuple[int, ...]]:
+    """Its tokenizer, and the ids that end a turn. Errors: ValueError, FileNotFoundError."""
+    if path.is_dir():
+        return load_tokenizer(path), end_ids(path)
+    fields = gguf.open_file(path).fields
+    return gguf_tokenizer.build_tokenizer(fields, path), gguf_tokenizer.end_ids(fields)
+
+
 def copy_description(path: pathlib.Path, folder: pathlib.Path) -> None:
     """Writes its description into `folder`, which is made. Errors: FileNotFoundError names a file that is not there."""
-    folder.mkdir(parents=True)
     if path.is_dir():
-        for name in ("config.json", "tokenizer.json"):
-            if not (path / name).is_file():
-                raise FileNotFoundError(
-                    f"{path / name}: no such file; want the folder of a whole model, with a fast tokenizer"
-                )
-        for name in DESCRIPTION:
-            if (path / name).is_file():
-                shutil.copyfile(path / name, folder / name)
+        _copy(path, folder, DESCRIPTION, wanted=("config.json", "tokenizer.json"))
         return
+    folder.mkdir(parents=True)
     file = gguf.open_file(path)
-    described = hf.describe(gguf.read_config(file))
+    config = gguf.read_config(file)
+    described = hf.describe(config, longest=file.fields.get(f"{file.fields['general.architecture']}.context_length"))
     gguf_tokenizer.build_tokenizer(file.fields, file.path).save_pretrained(str(folder))
     ends = {"eos_token_id": list(gguf_tokenizer.end_ids(file.fields))}
     for name, content in {"config.json": described, "generation_config.json": ends}.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def copy_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes what a folder says of its tokenizer and of its end ids into `folder`, which is made, and nothing else of a
+    model: the config.json would be that of another. Errors: FileNotFoundError.
+    """
+    _copy(path, folder, tuple(name for name in DESCRIPTION if name != "config.json"), wanted=("tokenizer.json",))
+
+
+def _copy(path: pathlib.Path, folder: pathlib.Path, names: tuple[str, ...], *, wanted: tuple[str, ...]) -> None:
+    for name in wanted:
+        if not (path / name).is_file():
+            raise FileNotFoundError(
+                f"{path / name}: no such file; want the folder of a whole model, with a fast tokenizer"
+            )
+    folder.mkdir(parents=True)
+    for name in names:
+        if (path / name).is_file():
+            shutil.copyfile(path / name, folder / name)

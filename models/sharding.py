@@ -1,10 +1,12 @@
 """Where parameters and batches live: logical axes of the model on the axes of a device mesh."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PRNGKeyArray
 
+from models import heads as on_trunk
 from models import lora
 from models.config import ModelConfig
 from models.transformer import Params, init, logical_axes
@@ -42,18 +44,27 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: list[ja
     return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:need])
 
 
-def param_shardings(
-    config: ModelConfig, mesh: Mesh, rules: Mapping[str, str | None] = RULES, *, adapters: lora.Lora | None = None
+def born(
+    config: ModelConfig, key: PRNGKeyArray, *, adapters: lora.Lora | None = None, heads: Sequence[str] = ()
 ) -> Params:
-    """Sharding of every parameter, in the structure of `init`, `adapters` added; see `shardings` for errors."""
+    """Fresh parameters: those of `init`, with the named heads and with adapters."""
+    params = on_trunk.add(init(config, key), config, heads, key)
+    return params if adapters is None else lora.add(params, config, adapters, key)
 
-    def born() -> Params:
-        params = init(config, jax.random.key(0))
-        return params if adapters is None else lora.add(params, config, adapters, jax.random.key(0))
 
-    named = logical_axes(config)
+def param_shardings(
+    config: ModelConfig,
+    mesh: Mesh,
+    rules: Mapping[str, str | None] = RULES,
+    *,
+    adapters: lora.Lora | None = None,
+    heads: Sequence[str] = (),
+) -> Params:
+    """Sharding of every parameter, in the structure of `born`; see `shardings` for errors."""
+    shapes = jax.eval_shape(lambda key: born(config, key, adapters=adapters, heads=heads), jax.random.key(0))
+    named = logical_axes(config) | {name: on_trunk.AXES[name] for name in heads}
     named = named if adapters is None else lora.with_axes(named, config, adapters)
-    return shardings(jax.eval_shape(born), named, mesh, rules)
+    return shardings(shapes, named, mesh, rules)
 
 
 def shardings(shapes: Params, named: Params, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Params:
@@ -75,6 +86,11 @@ def shardings(shapes: Params, named: Params, mesh: Mesh, rules: Mapping[str, str
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows (axis 0) over data and fsdp together; the other axes whole."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def heads_sharding(mesh: Mesh) -> NamedSharding:
+    """Queries, keys or values [B T N H] of a batch: rows as `batch_sharding`, heads over tensor."""
+    return NamedSharding(mesh, PartitionSpec(*batch_sharding(mesh).spec, None, RULES["heads"]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -79,16 +79,36 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | pathli
 
 
 def load_tokenizer(folder: str | pathlib.Path) -> "PreTrainedTokenizerFast":
-    """Reads a Hugging Face tokenizer folder (tokenizer.json and its config); FileNotFoundError when it is not one."""
+    """The tokenizer of a folder's tokenizer.json, and the named tokens and template beside it.
+
+    AutoTokenizer would rebuild the backend of some classes (Qwen2Tokenizer, GPT2Tokenizer) from its vocabulary and
+    merges, with pieces of the class's own and so other ids.
+    Errors: FileNotFoundError when there is no such file, ValueError for one that cannot be read.
+    """
     path = pathlib.Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise FileNotFoundError(
-            f"tokenizer: got {path}, want a folder with tokenizer.json; train one "
-            "(models.tokenizer.train_tokenizer) or give the folder of a fast tokenizer"
+            f"{path / 'tokenizer.json'}: no such file; want a folder with tokenizer.json, that of a fast tokenizer, or "
+            "train one (models.tokenizer.train_tokenizer)"
         )
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+    except Exception as err:  # whatever the libraries stumble over first: they have no class for it
+        raise ValueError(f"{_unreadable(path)}: unreadable ({type(err).__name__}: {err}); download it again") from err
+
+
+def _unreadable(folder: pathlib.Path) -> pathlib.Path:
+    """The first of a tokenizer's files that is no JSON object; the folder, if all are."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        file = folder / name
+        try:
+            if file.is_file() and not isinstance(json.loads(file.read_bytes()), dict):
+                return file
+        except ValueError:
+            return file
+    return folder
 
 
 def end_ids(folder: str | pathlib.Path) -> tuple[int, ...]:

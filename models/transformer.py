@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from models.attention import Kernel, Part, attend, attend_parts, exact, kernel_for
@@ -24,6 +25,8 @@ from models.rope import rope, rope_angles
 Params = dict[str, Any]
 # Compiled programs with few layers run them unrolled: a scan copies every layer's residuals in and out of its stack.
 UNROLLED_LAYERS = 4
+# The logit of what is no id, at any temperature. Not -inf: the entropy's p · z must be 0, and 0 · inf is not a number.
+NO_ID = -1e30
 
 
 # --- declaration ---------------------------------------------------------------------------------------------------
@@ -131,6 +134,20 @@ def logical_axes(config: ModelConfig) -> Params:
 # --- computation ---------------------------------------------------------------------------------------------------
 
 
+# Cast to the compute dtype before anything else is done with them; norms, biases and the key shift are read in float32.
+_CAST_FIRST = frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "embed", "lm_head"})
+
+
+def as_computed(params: Params, config: ModelConfig) -> Params:
+    """`params` (without adapters) with the matrices already in config.dtype: the same numbers, from half the bytes of a
+    float32 where that is bfloat16. For whoever only computes with them.
+    """
+    cast = _CAST_FIRST if config.embed_scale == 1.0 else _CAST_FIRST - {"embed"}  # which is scaled in float32
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: x.astype(config.dtype) if path[-1].key in cast else x, params
+    )
+
+
 def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
     """x / √(mean x² + ε) · weight, computed in float32 (Zhang & Sennrich 2019), returned in x's dtype."""
     y = x.astype(jnp.float32)
@@ -208,13 +225,14 @@ def _attend(
     v: Float[Array, "B T K H"],
     segment: Int[Array, "B T"],
     window: Int[Array, ""] | None,
+    sharding: NamedSharding | None,
 ) -> Float[Array, "B T N H"]:
     """`attend` for a layer whose window is a number among the scanned ones, or None if no layer has one."""
     if kernel != "splash" or window is None:
-        return attend(q, k, v, segment, window=window, kernel=kernel)
+        return attend(q, k, v, segment, window=window, kernel=kernel, sharding=sharding)
     # This kernel is compiled for its window: one branch for each that the config has.
     widths = sorted(set(config.windows))
-    branches = [partial(attend, window=width, kernel=kernel) for width in widths]
+    branches = [partial(attend, window=width, kernel=kernel, sharding=sharding) for width in widths]
     return jax.lax.switch(jnp.searchsorted(jnp.asarray(widths), window), branches, q, k, v, segment)
 
 
@@ -224,19 +242,16 @@ def apply(
     tokens: Int[Array, "B T"],
     segment: Int[Array, "B T"],
     position: Int[Array, "B T"],
+    *,
+    sharding: NamedSharding | None = None,
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, over packed rows.
 
     A token sees the earlier tokens of its own segment; segment 0 is padding, whose states are finite and meaningless.
-    `position` counts from 0 within each segment. hidden[b, t] predicts tokens[b, t + 1].
+    `position` counts from 0 within each segment. hidden[b, t] predicts tokens[b, t + 1]. `sharding`: on
+    several devices, that of queries, keys and values (`models.sharding.heads_sharding`).
     """
-    kernel = kernel_for(
-        config.attention,
-        dtype=config.dtype,
-        head_dim=config.head_dim,
-        platform=jax.default_backend(),
-        devices=jax.device_count(),
-    )
+    kernel = kernel_for(config.attention, dtype=config.dtype, head_dim=config.head_dim, platform=jax.default_backend())
     cos, sin = rope_angles(position, config.head_dim, config.rope_theta, config.rope_scaling)
     follows = jnp.pad(segment[:, 1:] == segment[:, :-1], ((0, 0), (1, 0)))[..., None, None]
 
@@ -247,7 +262,8 @@ def apply(
         if config.key_shift:
             before = jnp.pad(k[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)))
             k = _shift(p, k, jnp.where(follows, before, k))
-        x = _output(p, x, _attend(config, kernel, rope(q, cos, sin), rope(k, cos, sin), v, segment, window))
+        mixed = _attend(config, kernel, rope(q, cos, sin), rope(k, cos, sin), v, segment, window, sharding)
+        x = _output(p, x, mixed)
         return _mlp(block, config, x), None
 
     x = _embed(params, config, tokens)
@@ -356,14 +372,21 @@ def head_weight(params: Params) -> Float[Array, "V D"] | Float[Array, "D V"]:
     return params["lm_head"] if "lm_head" in params else params["embed"]
 
 
-def head_logits(params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-    """Next-token logits in float32; the product runs in hidden's dtype."""
+def head_logits(params: Params, hidden: Float[Array, "... D"], n_ids: int | None) -> Float[Array, "... V"]:
+    """Next-token logits in float32; the product runs in hidden's dtype.
+
+    `n_ids` is the config's: rows from there on are padding of the table, and their probability is exactly 0. Every
+    softmax over the vocabulary, the sampler's and the learner's, is over logits from here.
+    """
     weight = head_weight(params).astype(hidden.dtype)
     flat = hidden.reshape(-1, hidden.shape[-1])
     axes = ((1,), (0,)) if "lm_head" in params else ((1,), (1,))
     logits = jax.lax.dot_general(
         flat, weight, (axes, ((), ())), precision=exact(hidden.dtype), preferred_element_type=jnp.float32
     )
+    if n_ids is not None and n_ids < logits.shape[-1]:
+        # A slice of the table would be a copy of it in every program, and would cut across its shards.
+        logits = jnp.where(jnp.arange(logits.shape[-1]) < n_ids, logits, NO_ID)
     return logits.reshape(*hidden.shape[:-1], -1)
 
 
@@ -371,4 +394,4 @@ def unembed(params: Params, config: ModelConfig, hidden: Float[Array, "B T D"]) 
     """Next-token logits in float32. The whole [B T V]: for decoding and tests; training uses `logprobs.token_logp`."""
     if config.tie_embeddings == ("lm_head" in params):
         raise ValueError(f"got tie_embeddings={config.tie_embeddings} and parameters {sorted(params)}; they disagree")
-    return head_logits(params, hidden)
+    return head_logits(params, hidden, config.n_ids)

@@ -80,9 +80,7 @@ def restore(
     """
     with hosts.telling():
         step = hosts.exchange(max(steps(folder), default=None) if step is None else step)[0]
-        path, manifest = _open(Path(folder), step, read=hosts.index == 0)
-        named = _named(target)
-        _check_leaves(path, manifest["leaves"], named, partial)
+        path, manifest, named = _matching(folder, target, step, partial, read=hosts.index == 0)
     hosts.exchange(None)  # Orbax waits for all
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         flat = reader.restore(
@@ -95,6 +93,11 @@ def restore(
         )
     device = jax.tree.unflatten(jax.tree.structure(target), [flat[name] for name in named])
     return Restored(manifest["step"], device, _unpack((path / "host.msgpack").read_bytes()), manifest["score"])
+
+
+def check(folder: str | os.PathLike, target: PyTree, *, step: int | None = None, partial: bool = False) -> None:
+    """Raises what `restore` would, but for altered content: manifest and sizes are looked at, and no array is read."""
+    _matching(folder, target, step, partial, read=False)
 
 
 def restore_host(folder: str | os.PathLike, *, step: int | None = None) -> HostTree:
@@ -238,6 +241,16 @@ def _manifest(path: Path) -> dict[str, Any]:
         return manifest
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as err:
         raise CheckpointError(f"{path}: no readable manifest.json ({type(err).__name__}); {_REMEDY}") from err
+
+
+def _matching(
+    folder: str | os.PathLike, target: PyTree, step: int | None, partial: bool, *, read: bool
+) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """`_open`, and the leaves of `target` by name, which are those that were saved."""
+    path, manifest = _open(Path(folder), step, read=read)
+    named = _named(target)
+    _check_leaves(path, manifest["leaves"], named, partial)
+    return path, manifest, named
 
 
 _REMEDY = "the checkpoint is damaged: move this folder away to use the one before it"

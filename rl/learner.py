@@ -10,7 +10,7 @@ is whole: it resumes, is evaluated and is exported alone, at a third of the size
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import lora, transformer
-from models.config import ModelConfig
+from models.config import HEADS, ModelConfig
 from models.logprobs import token_logp
-from models.sharding import batch_sharding, param_shardings, replicated
+from models.sharding import batch_sharding, born, heads_sharding, param_shardings, replicated
 from rl.losses.recipes import LossFn, Metrics
 from rl.types import Max, Mean, TrajectoryBatch
 
@@ -49,13 +49,16 @@ class TrainState:
 class Learner:
     """Compiled functions of one model, loss, optimizer and mesh.
 
-    `init_state(key | params)` copies what it is given; a learner of adapters wants parameters that have them (from a
-    key it adds them itself). `prepare(state, ref, batch)` and `train_step(state, batch)` take NumPy batches, each
-    process its own share of the rows, or device batches, of one shape; `train_step` DONATES its state. On the device
-    rows stand as they are dealt to the mesh, in another order than on the host.
+    `init_params(key | params)` are those of step 0 on their shardings, without an optimizer's state; what lies there is
+    not copied. `init_state(key | params)` copies what it is given, or DONATES it where told; a learner of adapters
+    wants parameters that have them (from a key it adds them itself). `prepare(state, ref, batch)` and
+    `train_step(state, batch)` take NumPy batches, each process its own share of the rows, or device batches, of one
+    shape; `train_step` DONATES its state. On the device rows stand as they are dealt to the mesh, in another order than
+    on the host.
     """
 
-    init_state: Callable[[PRNGKeyArray | Params], TrainState]
+    init_params: Callable[[PRNGKeyArray | Params], Params]
+    init_state: Callable[..., TrainState]  # (key | params, *, donate=False)
     prepare: Callable[[TrainState, Params | None, TrajectoryBatch], TrajectoryBatch]
     train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
@@ -75,25 +78,28 @@ def make_learner(
     fill_proximal: bool = False,
     adapters: lora.Lora | None = None,
     ref_is_base: bool = False,
+    heads: Sequence[str] = (),
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
     `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare`
     compute `proximal_logp`, for decoupled losses. With `adapters` they alone are trained, and `ref_is_base` makes the
     base, adapters off, the reference: it is in the state already, and a `ref` of one's own would be a second copy.
+    `heads` names those on the trunk (models/heads.py) that the parameters have; they are trained beside adapters too.
     """
     if ref_is_base and adapters is None:
         raise ValueError("ref_is_base: got no adapters, want some; without them give `prepare` a reference of its own")
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if micro_rows < 1 or micro_rows % shards:
         raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
-    state_shardings = _state_shardings(config, tx, mesh, adapters)
+    fresh = partial(born, config, adapters=adapters, heads=heads)
+    state_shardings = _state_shardings(fresh, tx, param_shardings(config, mesh, adapters=adapters, heads=heads), mesh)
     rows, everywhere = batch_sharding(mesh), replicated(mesh)
     own = _own_shards(mesh)
     sharding = NamedSharding(mesh, PartitionSpec(None, *rows.spec))
     split = partial(_split, micro_rows=micro_rows, shards=shards, sharding=sharding)
     join = partial(_join, shards=shards)
-    score = partial(_score, config=config, temperature=temperature, chunk=chunk)
+    score = partial(_score, config=config, temperature=temperature, chunk=chunk, sharding=heads_sharding(mesh))
 
     filled = jax.jit(
         partial(prepare, score=score, split=split, join=join, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
@@ -121,7 +127,8 @@ def make_learner(
         return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), dealt)
 
     return Learner(
-        init_state=_starter(config, tx, adapters, state_shardings),
+        init_params=_placer(fresh, state_shardings.params),
+        init_state=_starter(fresh, tx, adapters, heads, state_shardings),
         prepare=lambda state, ref, batch: (
             filled(state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
         ),
@@ -245,10 +252,16 @@ def _accumulate(
 
 
 def _score(
-    params: Params, batch: TrajectoryBatch, *, config: ModelConfig, temperature: float, chunk: int
+    params: Params,
+    batch: TrajectoryBatch,
+    *,
+    config: ModelConfig,
+    temperature: float,
+    chunk: int,
+    sharding: NamedSharding,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position)
-    return token_logp(params, hidden, batch.tokens, temperature=temperature, chunk=chunk)
+    hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position, sharding=sharding)
+    return token_logp(params, hidden, batch.tokens, n_ids=config.n_ids, temperature=temperature, chunk=chunk)
 
 
 # --- rows and micro-batches ------------------------------------------------------------------------------------------
@@ -312,15 +325,24 @@ def _is_metric(x: Any) -> bool:
 # --- state and optimizer ---------------------------------------------------------------------------------------------
 
 
-def _starter(
-    config: ModelConfig, tx: optax.GradientTransformation, adapters: lora.Lora | None, shardings: TrainState
-) -> Callable[[PRNGKeyArray | Params], TrainState]:
-    fresh = partial(_fresh, tx=tx)
-    from_key = jax.jit(lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)
-    # A copy: the state will be donated, and what was given belongs to somebody else.
-    from_params = jax.jit(lambda params: fresh(jax.tree.map(jnp.copy, params)), out_shardings=shardings)
+def _placer(fresh: Callable[[PRNGKeyArray], Params], shardings: Params) -> Callable[[PRNGKeyArray | Params], Params]:
+    born_sharded = jax.jit(fresh, out_shardings=shardings)
+    return lambda start: born_sharded(start) if isinstance(start, jax.Array) else jax.device_put(start, shardings)
 
-    def init_state(start: PRNGKeyArray | Params) -> TrainState:
+
+def _starter(
+    fresh: Callable[[PRNGKeyArray], Params],
+    tx: optax.GradientTransformation,
+    adapters: lora.Lora | None,
+    heads: Sequence[str],
+    shardings: TrainState,
+) -> Callable[..., TrainState]:
+    from_key = jax.jit(lambda key: _state(fresh(key), tx), out_shardings=shardings)
+    # A copy, unless told: the state will be donated, and what was given belongs to somebody else.
+    from_copy = jax.jit(lambda params: _state(jax.tree.map(jnp.copy, params), tx), out_shardings=shardings)
+    from_given = jax.jit(lambda params: _state(params, tx), out_shardings=shardings, donate_argnums=0)
+
+    def init_state(start: PRNGKeyArray | Params, *, donate: bool = False) -> TrainState:
         if isinstance(start, jax.Array):
             return from_key(start)
         if lora.adapted(start) != (adapters is not None):
@@ -328,27 +350,25 @@ def _starter(
             raise ValueError(
                 f"init_state: got parameters {got} adapters and a learner {want}; use models.lora.merge or add first"
             )
-        return from_params(start)
+        if {name for name in HEADS if name in start} != set(heads):
+            got = [name for name in HEADS if name in start]
+            raise ValueError(f"init_state: got parameters with heads {got} and a learner with {list(heads)}")
+        return (from_given if donate else from_copy)(start)
 
     return init_state
 
 
-def _init(config: ModelConfig, adapters: lora.Lora | None, key: PRNGKeyArray) -> Params:
-    params = transformer.init(config, key)
-    return params if adapters is None else lora.add(params, config, adapters, key)
-
-
-def _fresh(params: Params, *, tx: optax.GradientTransformation) -> TrainState:
+def _state(params: Params, tx: optax.GradientTransformation) -> TrainState:
     trained, _ = lora.partition(params)
     return TrainState(params, tx.init(trained), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def _state_shardings(
-    config: ModelConfig, tx: optax.GradientTransformation, mesh: Mesh, adapters: lora.Lora | None
+    fresh: Callable[[PRNGKeyArray], Params], tx: optax.GradientTransformation, params: Params, mesh: Mesh
 ) -> TrainState:
-    """Optimizer moments lie where their parameters lie; counters are everywhere."""
-    params, everywhere = param_shardings(config, mesh, adapters=adapters), replicated(mesh)
-    shapes = jax.eval_shape(lambda key: _fresh(_init(config, adapters, key), tx=tx).opt_state, jax.random.key(0))
+    """Optimizer moments lie where their parameters lie (`params`, of shardings); counters are everywhere."""
+    everywhere = replicated(mesh)
+    shapes = jax.eval_shape(lambda key: _state(fresh(key), tx).opt_state, jax.random.key(0))
     opt_state = optax.tree_utils.tree_map_params(
         tx,
         lambda _, sharding: sharding,

@@ -81,13 +81,16 @@ class Row:
 class Turn:
     """What the engine sampled in one turn: learner version `version[i]` sampled `ids[i]` with `logp[i]` nats.
 
-    `reason` is "stop" (a stop string), "end" (the end-of-turn token), "length" (a budget or a full cache) or "closed".
+    `forced` are the places of ids that a constraint left no choice: logp 0, and no action.
+    `reason` is "stop" (an end-of-turn token or a stop string), "length" (a budget or a full cache), "time" (a deadline)
+    or "cancelled".
     """
 
     ids: list[int]
     logp: list[float]
     version: list[int]
     reason: str
+    forced: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,13 +1,34 @@
-"""Reading a policy's turn: one action in tags, or what is wrong with it."""
+"""Reading a policy's turn: one action, in tags or as a JSON tool call, or what is wrong with it."""
 
 import dataclasses
 import re
-from typing import Literal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from envs import tool_calls
 
 STOP = ("</search>", "</open>", "</answer>")
 FORMS = "<search> query </search>, <open> document number </open> or <answer> text </answer>"
 
+CALL_STOP = (tool_calls.CLOSE,)
+CALL_FORMS = "one call of search, open or answer"
+
+
+def _tool(name: str, description: str, argument: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    schema = {"type": "object", "properties": {argument: schema}, "required": [argument], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+_ARGUMENTS = {"search": "query", "open": "document", "answer": "text"}
+TOOLS = (
+    _tool("search", "Find documents.", "query", {"type": "string", "minLength": 1}),
+    _tool("open", "Read on in a document that was found.", "document", {"type": "integer", "minimum": 1}),
+    _tool("answer", "Give the answer; it ends the task.", "text", {"type": "string", "minLength": 1}),
+)
+
 _TAG = re.compile(r"<(/?)(think|search|open|answer)>")
+_ACTION = re.compile(r"<(search|open|answer)>\s*(.*?)\s*</\1>", re.DOTALL)
 _FORGED = re.compile(r"<\s*/?\s*information\b", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:Doc\s+)?(\d{1,6})", re.IGNORECASE)
 
@@ -36,8 +57,7 @@ def parse(text: str) -> Action:
     world writes that.
     """
     text = cut(text)
-    if _FORGED.search(text):
-        raise Malformed("only the search engine writes <information>")
+    _want_unforged(text)
     actions: list[Action] = []
     inside, start = "", 0
     for tag in _TAG.finditer(text):
@@ -61,7 +81,58 @@ def parse(text: str) -> Action:
     return actions[0]
 
 
+def _want_unforged(text: str) -> None:
+    if _FORGED.search(text):
+        raise Malformed("only the search engine writes <information>")
+
+
 def document_number(argument: str) -> int | None:
     """The number in "3" or "Doc 3"; None for anything else."""
     match = _NUMBER.fullmatch(argument)
     return int(match.group(1)) if match else None
+
+
+def parse_call(text: str) -> Action:
+    """The one action of a turn that is a JSON tool call (envs/tool_calls.py). Raises `Malformed`, as `parse` does."""
+    at = text.find(tool_calls.CLOSE)
+    text = text if at < 0 else text[: at + len(tool_calls.CLOSE)]
+    _want_unforged(text)
+    calls = tool_calls.parse(text, TOOLS).calls
+    if len(calls) != 1:
+        raise Malformed(f"{len(calls)} actions in one turn" if calls else "no action")
+    if isinstance(calls[0], tool_calls.BadCall):
+        raise Malformed(calls[0].message.rstrip("."))
+    name = calls[0].name
+    argument = " ".join(str(calls[0].arguments[_ARGUMENTS[name]]).split())
+    if not argument:
+        raise Malformed(f"{name} is empty")
+    return Action(name, argument)
+
+
+def as_calls(text: str) -> str:
+    """A turn in tags as the same turn in JSON: each action becomes a call."""
+
+    def call(action: re.Match) -> str:
+        name, argument = action.group(1), action.group(2)
+        number = document_number(argument) if name == "open" else None
+        return tool_calls.write(name, {_ARGUMENTS[name]: argument if number is None else number})
+
+    return _ACTION.sub(call, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """How a policy acts: how a turn is read, what ends it, what a malformed one is told to write, and the tools."""
+
+    parse: Callable[[str], Action]
+    stop: tuple[str, ...]
+    forms: str
+    tools: tuple[Mapping[str, Any], ...]
+
+
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
+    {
+        "tags": Protocol(parse, STOP, FORMS, ()),
+        "json": Protocol(parse_call, CALL_STOP, CALL_FORMS, TOOLS),
+    }
+)

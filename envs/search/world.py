@@ -6,15 +6,15 @@ import hashlib
 import json
 import pathlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from envs import dataset
 from envs.answers import contains, escape_tags, exact_match, f1, normalize
-from envs.base import EnvSpec, Observation, Step, Task, World
+from envs.base import EnvSpec, Observation, ScriptedPolicy, Step, Task, World
 from envs.search import questions, rename, scripted
-from envs.search.actions import FORMS, STOP, Malformed, document_number, parse
+from envs.search.actions import PROTOCOLS, Malformed, as_calls, document_number
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex, build_index, fingerprint
 from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, TantivyRetriever, ToolError, check_rate
@@ -67,6 +67,7 @@ class SearchEnv:
         k: passages per search.
         max_words: of passage text in one observation; each passage has an equal share, a longer page is shown in parts.
         names: what invented names are made of, for tasks that are asked under them.
+        protocol: how a policy acts: "tags" (<search> ... </search>), or "json" (tool calls, see envs/tool_calls.py).
         flaky_rate, flaky_seed: see FlakyRetriever; faults are addressed by (flaky_seed, task.seed, call number).
     """
 
@@ -80,12 +81,16 @@ class SearchEnv:
         flaky_rate: float = 0.0,
         flaky_seed: int = 0,
         names: rename.Names | None = None,
+        protocol: str = "tags",
     ) -> None:
         if k < 1 or max_turns < 1 or max_words < k:
             raise ValueError(
                 f"got k={k}, max_turns={max_turns}, max_words={max_words}; want k, max_turns >= 1, max_words >= k"
             )
-        self.spec = EnvSpec(name="search", stop=STOP, max_turns=max_turns)
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"protocol: got {protocol!r}, want one of {', '.join(PROTOCOLS)}")
+        self._protocol = PROTOCOLS[protocol]
+        self.spec = EnvSpec("search", self._protocol.stop, max_turns, self._protocol.tools)
         self._retrievers: Mapping[str, Retriever] = retrievers
         self._k = k
         self._page_words = max_words // k
@@ -116,10 +121,10 @@ class SearchEnv:
         if episode.done:
             raise RuntimeError("the episode is over; call reset(task) before the next step")
         try:
-            parsed = parse(action)
+            parsed = self._protocol.parse(action)
         except Malformed as wrong:
             episode.malformed += 1
-            return self._report(f"Malformed: {wrong}. Write {FORMS}.")
+            return self._report(f"Malformed: {wrong}. Write {self._protocol.forms}.")
         if parsed.kind == "answer":
             golds = episode.task["data"]["answers"]
             episode.answer, episode.done = parsed.argument, True
@@ -262,6 +267,7 @@ def make_world(
     seed: int = 0,
     demonstrations: Mapping[str, Any] = MappingProxyType({}),
     renamed_frac: float = 0.0,
+    protocol: str = "tags",
 ) -> World:
     """The search world over the shipped corpus. Cheap: index and tasks are built in `data_dir` on first use.
 
@@ -290,7 +296,9 @@ def make_world(
     def make_env() -> SearchEnv:
         flaky = {"flaky_rate": flaky_rate, "flaky_seed": flaky_seed}
         names = _names() if renamed_frac else None
-        return SearchEnv(retrievers(), k=k, max_turns=max_turns, max_words=max_words, names=names, **flaky)
+        return SearchEnv(
+            retrievers(), k=k, max_turns=max_turns, max_words=max_words, names=names, protocol=protocol, **flaky
+        )
 
     def tasks(split: str) -> Sequence[Task]:
         if split not in sizes:
@@ -307,7 +315,9 @@ def make_world(
         raise ValueError(
             f"renamed_frac: got {renamed_frac} with url={url!r}, want a share in [0, 1], and the local index"
         )
-    SearchEnv({}, k=k, max_turns=max_turns, max_words=max_words)  # bad options end here, not in a worker thread
+    SearchEnv(
+        {}, k=k, max_turns=max_turns, max_words=max_words, protocol=protocol
+    )  # bad options end here, not in a worker thread
     check_rate(flaky_rate)
     if url:
         HttpRetriever(url)
@@ -318,7 +328,10 @@ def make_world(
         **(scripted.demonstrator.__kwdefaults__ or {}),
         **demonstrations,
     }
-    return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, by)
+    if protocol == "tags":
+        return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, by)
+    policies = {name: _in_calls(policy) for name, policy in scripted.POLICIES.items()}
+    return World("search", make_env, tasks, policies, _texts, _in_calls(demonstrate), {**by, "protocol": protocol})
 
 
 def variants(options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Sequence[str]]]:
@@ -340,6 +353,16 @@ def _texts() -> Iterator[str]:
         yield f"<information>\nDoc 1(Title: {passage.title}) {passage.pages[0]}\n</information>"
     for task in questions.draw_tasks("train", 3000, 0, questions.MIX):
         yield task.prompt[-1].content
+
+
+def _in_calls(policy: Callable[..., ScriptedPolicy]) -> Callable[..., ScriptedPolicy]:
+    """The scripted policy that does the same in JSON tool calls."""
+
+    def made(*task: Any) -> ScriptedPolicy:
+        act = policy(*task)
+        return lambda observations: as_calls(act(observations))
+
+    return made
 
 
 @functools.cache

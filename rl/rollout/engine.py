@@ -2,6 +2,7 @@
 
 R *residents* are sessions whose KV stays in a cache row while their world thinks; S *lanes* are the places of one
 decode round. A turn costs its new tokens only: they are prefilled in chunks, then decoded a round of tokens at a time.
+Sessions beyond R lend rows to each other (rl/rollout/residents.py), and a group's prompt is computed once.
 
 Same request, same tokens in any batch mix: a token's randomness is fold_in(session key, position), every program has
 one fixed number of rows, and the attention width under which a token is computed is a function of its position alone.
@@ -14,16 +15,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import UInt32
 
 from models.config import ModelConfig
+from models.constraint import Constraint
 from models.sampling import Sampling
-from rl.rollout.device import END_IDS, Device, Lanes
-from rl.rollout.keys import fold_in, request_key  # noqa: F401  (request_key is part of this face)
+from rl.rollout.device import END_IDS, Shapes
+from rl.rollout.keys import fold_in, key_data, request_key  # noqa: F401  (request_key is part of this face)
+from rl.rollout.residents import Residents
+from rl.rollout.rounds import Rounds
 from rl.rollout.schedule import Plan, next_plan
-from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request, Session, first_stop
+from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request, Session
+from rl.rollout.stops import StopIds
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
 
@@ -33,7 +38,10 @@ class Engine:
 
     `view` maps ids to text, for stop strings. `contexts` are the attention widths that are compiled, rising to
     `capacity`. A prefill batch has `prefill_rows` rows of `prefill_chunk` tokens, a decode round up to `round_tokens`
-    tokens for each of `lanes`.
+    tokens for each of `lanes`. At most `sessions` (default: as many as `residents`) are open; further callers wait.
+    `kv_on_update`: at a weight update live KV is computed again ("recompute": every logp is that of its version alone)
+    or kept ("keep": cheaper; the logp of later tokens mixes versions). With a `mesh` (1, 1, tensor) heads, mlp and
+    vocabulary are split over its devices; without one the policy lies whole on the first device of the process.
     """
 
     def __init__(
@@ -51,37 +59,50 @@ class Engine:
         prefill_rows: int = 16,
         prefill_chunk: int = 64,
         contexts: Sequence[int] = (),
+        sessions: int | None = None,
+        kv_on_update: str = "recompute",
+        mesh: Mesh | None = None,
     ):
-        self.contexts = tuple(contexts) or (capacity,)
-        if not 1 <= lanes <= residents or capacity < 2 or min(round_tokens, prefill_rows, prefill_chunk) < 1:
-            raise ValueError(
-                f"Engine: got {lanes=} {residents=} {capacity=} {round_tokens=} {prefill_rows=} {prefill_chunk=}; "
-                "want 1 <= lanes <= residents, capacity >= 2 and positive shapes"
-            )
-        if list(self.contexts) != sorted(set(self.contexts)) or self.contexts[-1] != capacity or self.contexts[0] < 1:
-            raise ValueError(f"Engine: got contexts={self.contexts}, want rising widths that end at {capacity=}")
-        self.config, self.lanes, self.residents, self.capacity = config, lanes, residents, capacity
-        self._view, self._end_ids = view, tuple(sorted(set(end_ids)))
-        self._round_tokens, self._prefill_rows, self._prefill_chunk = round_tokens, prefill_rows, prefill_chunk
-        self._device = Device(config, residents, capacity)
+        shapes = Shapes(
+            lanes, residents, capacity, round_tokens, prefill_rows, prefill_chunk, tuple(contexts) or (capacity,)
+        )
+        sessions = residents if sessions is None else sessions
+        if sessions < residents:
+            raise ValueError(f"Engine: got {sessions=}, want at least {residents=}")
+        if kv_on_update not in ("recompute", "keep"):
+            raise ValueError(f"Engine: got {kv_on_update=}, want recompute or keep")
+        self.config, self.shapes, self.sessions, self.kv_on_update = config, shapes, sessions, kv_on_update
+        self.capacity = capacity  # most ids of a session
 
         self._lock = threading.RLock()  # guards all below; the thread computes outside it
         self._work = threading.Condition(self._lock)  # the engine thread waits here
-        self._rows = threading.Condition(self._lock)  # callers wait here for rows
-        self._snapshot: Snapshot = snapshot(params, version)
+        self._places = threading.Condition(self._lock)  # callers wait here to open, and for the engine to drain
+        self._mesh = mesh
+        self._snapshot: Snapshot = snapshot(params, version, config, mesh)
         self._next: Snapshot | None = None
         self._requests: dict[Request, None] = {}  # in order of arrival
         self._commands: deque[tuple[Callable[[], None], threading.Event]] = deque()
         self._sessions: set[Session] = set()
-        self._free = list(range(residents))[::-1]
-        self._queue: deque[object] = deque()  # callers waiting for rows, first come first served
-        self._stop_lock = threading.Lock()
-        self._stop_ids: dict[tuple[str, ...], tuple[int, ...]] = {}  # guarded by its own lock
+        self._residents = Residents(residents)
+        self._queue: deque[object] = deque()  # callers waiting to open, first come first served
+        self._end_ids, self._stop_ids = tuple(sorted(set(end_ids))), StopIds(view, config.vocab_size)
         self._failure: BaseException | None = None
-        self._closing = False
-        self._busy_lanes = 0
+        self._closing = self._draining = False
+        self._published_s: float | None = None  # when weights came that no token has been sampled by yet
         self._counts: dict[str, float] = dict.fromkeys(
-            "prefills rounds swaps tokens_sampled tokens_kept tokens_prefilled lanes_used prefill_s decode_s".split(), 0
+            "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
+            "crowded_rounds crowded_lanes_used prefill_s decode_s publish_to_token_s".split(),
+            0,
+        )
+        self._rounds = Rounds(
+            config,
+            shapes,
+            mesh,
+            lock=self._lock,
+            counts=self._counts,
+            view=view,
+            end_ids=self._end_ids,
+            finish=self._finish,
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -89,20 +110,20 @@ class Engine:
     # Callers
 
     def open(self, key: UInt32[np.ndarray, "2"], sampling: Sampling, *, timeout_s: float | None = None) -> Session:
-        """A new, empty session; blocks, first come first served, while all rows are held.
+        """A new, empty session; blocks, first come first served, while `sessions` are open.
 
         Errors: TimeoutError after `timeout_s`; EngineClosed; EngineError.
         """
-        return self._admit([_key_data(key)], sampling, timeout_s)[0]
+        return self._admit([key_data(key)], sampling, timeout_s)[0]
 
     def publish(self, params: Any, version: int) -> None:
         """Serve a copy of `params` from the next round on; returns at once. The caller may donate `params` afterwards.
         Only a round planned before this returned can still sample by the version before.
 
-        Live KV is computed again before the session's next token, so every token's logp is that of its version alone.
+        Turns in flight go on; each token carries its version.
         Errors: ValueError for a version that goes back; EngineClosed; EngineError.
         """
-        fresh = snapshot(params, version)
+        fresh = snapshot(params, version, self.config, self._mesh)
         with self._lock:
             self._raise_if_ended()
             now = (self._next or self._snapshot).version
@@ -111,47 +132,82 @@ class Engine:
                     f"publish: got version {version}, want at least {now}, the newest; versions never go back"
                 )
             self._next = fresh
+            self._published_s = time.monotonic()
             self._work.notify()
 
     def warm_up(self) -> float:
         """Compile every shape by running it on no rows; the seconds it took."""
         began = time.monotonic()
-        self._on_thread(self._compile)
+        self._on_thread(lambda: self._rounds.compile(self._snapshot.params))
         return time.monotonic() - began
 
-    def stats(self) -> dict[str, float]:
-        """State now (`version sessions requests busy_lanes free_rows waiting_opens`) and counts since the start."""
+    def load(self) -> int:
+        """Sessions open, and callers that wait to open one."""
         with self._lock:
-            counts = dict(self._counts)
-            lanes_used = counts.pop("lanes_used")
+            return len(self._sessions) + len(self._queue)
+
+    def stats(self) -> dict[str, float]:
+        """State now (`version sessions requests busy_lanes free_rows waiting_opens kv_kept`), counts since the start.
+
+        `publish_to_token_s`: from the last publish that has been sampled by to its first token.
+        """
+        with self._lock:
+            places = self.shapes.lanes * self._counts["rounds"]
             return {
                 "version": self._snapshot.version,
                 "sessions": len(self._sessions),
                 "requests": len(self._requests),
-                "busy_lanes": self._busy_lanes,
-                "free_rows": len(self._free),
+                "busy_lanes": self._rounds.busy_lanes,
+                "free_rows": self._residents.n_free,
+                "evictions": self._residents.evictions,
+                "kv_kept": float(self.kv_on_update == "keep"),
                 "waiting_opens": len(self._queue),
-                "lane_occupancy_frac": lanes_used / max(1, self.lanes * counts["rounds"]),
-                "compiles": self._device.compiles(),
-                **counts,
+                "lane_places": places,
+                "lane_occupancy_frac": self._counts["lanes_used"] / max(1, places),
+                "compiles": self._rounds.device.compiles(),
+                **self._counts,
             }
 
+    def drain(self, timeout_s: float) -> None:
+        """Let the turns in flight end and begin no others: sessions' further calls are "cancelled", and `open` raises.
+
+        Errors: TimeoutError with turns still in flight after `timeout_s`; EngineClosed; EngineError.
+        """
+        with self._lock:
+            self._raise_if_ended()
+            self._draining = True
+            self._places.notify_all()
+            drained = self._places.wait_for(lambda: self._ended() or not self._requests, timeout_s)
+            self._raise_if_failed()
+            if not drained:
+                raise TimeoutError(f"drain: {len(self._requests)} turns run on after {timeout_s} s; close the engine")
+
     def close(self, timeout_s: float = 30.0) -> None:
-        """End the thread after its running program, wake every caller ("closed" or EngineClosed), free all rows;
+        """End the thread after its running program, wake every caller ("cancelled" or EngineClosed), free all rows;
         idempotent.
 
         Errors: TimeoutError if the thread has not ended after `timeout_s`: a device program hangs.
         """
         with self._lock:
             self._closing = True
+            # Here, not by the thread, which may be inside a program for long.
+            for session in list(self._sessions):
+                self._close_session(session)
+            self._drop_commands()
             self._work.notify_all()
-            self._rows.notify_all()
+            self._places.notify_all()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"engine: a device program has not returned in {timeout_s} s; the thread is left behind")
 
     def _generate(
-        self, session: Session, new_ids, max_tokens: int, stop: tuple[str, ...], deadline_s: float | None
+        self,
+        session: Session,
+        new_ids,
+        max_tokens: int,
+        stop: tuple[str, ...],
+        deadline_s: float | None,
+        constraint: Constraint | None,
     ) -> Turn:
         new = np.asarray(new_ids, np.int64).reshape(-1)
         if max_tokens < 1:
@@ -160,11 +216,13 @@ class Engine:
             raise ValueError(
                 f"generate: ids run from {new.min()} to {new.max()}, want 0 to {self.config.vocab_size - 1}"
             )
-        stop_ids = self._ids_that_stop(stop)
+        if constraint is not None:
+            self._check(constraint)
+        stop_ids = self._stop_ids(stop)
         with self._lock:
             self._raise_if_failed()
-            if session.closed or self._closing:
-                return Turn([], [], [], "closed")
+            if session.closed or self._closing or self._draining:
+                return Turn([], [], [], "cancelled")
             if session._request is not None:
                 raise RuntimeError("generate: the session has a call in flight; one thread may use a session")
             before = len(session._ids)
@@ -173,77 +231,95 @@ class Engine:
                 raise ValueError("generate: got no ids for an empty session, want at least one to sample after")
             if first >= self.capacity:
                 raise CapacityError(
-                    f"{first} ids leave no room for a token in {self.capacity=}; shorten the prompt or raise capacity"
+                    f"{first} ids leave no room for a token in capacity={self.capacity}; shorten the prompt or "
+                    "raise capacity"
                 )
             session._ids.extend(new.tolist())
-            request = Request(session, before, first, max_tokens, stop, (self._end_ids + stop_ids)[:END_IDS])
+            ends = (self._end_ids + stop_ids)[:END_IDS]
+            prompt = () if before else tuple(session._ids[:-1])
+            request = Request(session, first, max_tokens, stop, ends, prompt, constraint)
             session._request = request
             self._requests[request] = None
             self._work.notify()
-        finished = request.done.wait(deadline_s)
+        request.done.wait(deadline_s)
         with self._lock:
-            if not finished and not request.done.is_set():
-                self._finish(request, "timeout")
-                del session._ids[before:]
-                # A program that runs now may still write to the row: with a key shift also over the last key.
-                session._cached = 0 if self.config.key_shift else min(session._cached, before)
-                raise TimeoutError(
-                    f"generate: no complete turn in {deadline_s} s; raise deadline_s, or use fewer sessions"
-                )
+            self._interrupt(request, "time")  # unless it is done
             self._raise_if_failed()
-            return Turn(session._ids[first : first + len(request.logp)], request.logp, request.version, request.reason)
+            ids = session._ids[first : first + len(request.logp)]
+            return Turn(ids, request.logp, request.version, request.reason, tuple(request.forced))
 
-    def _ids_that_stop(self, stop: tuple[str, ...]) -> tuple[int, ...]:
-        """Ids whose own text holds a stop string. With tags as single tokens nearly every turn ends at one, on the
-        device; where a tag is several tokens there are none, and turns end on the host, after the round.
-        """
-        if not stop:
-            return ()
-        if any(not s for s in stop):
-            raise ValueError(f"generate: got stop={stop}, want non-empty strings")
-        with self._stop_lock:  # one caller looks and the others wait: a large vocabulary takes a second
-            if stop not in self._stop_ids:
-                texts = (self._view([i]) for i in range(self.config.vocab_size))
-                self._stop_ids[stop] = tuple(i for i, text in enumerate(texts) if any(s in text for s in stop))
-            return self._stop_ids[stop]
+    def _check(self, constraint: Constraint) -> None:
+        ids = constraint.next_state.shape[1]
+        if ids > self.config.vocab_size or not set(constraint.end_ids) <= set(self._end_ids):
+            raise ValueError(
+                f"generate: got a constraint of {ids} ids that ends with {constraint.end_ids}, want at most "
+                f"{self.config.vocab_size} ids and ends among {self._end_ids}; make it from this engine's codec"
+            )
+
+    def _cancel(self, session: Session) -> None:
+        with self._lock:
+            if session._request is not None:
+                self._interrupt(session._request, "cancelled")
+
+    def _interrupt(self, request: Request, reason: str) -> None:
+        """End a turn between two rounds; what a running program still samples for it is not read."""
+        if request.reason is not None:
+            return
+        session = request.session
+        # That program may write beyond the ids that are kept: with a key shift also over the last key.
+        session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)
+        self._finish(request, reason)
 
     def _admit(
         self, keys: Sequence[UInt32[np.ndarray, "2"]], sampling: Sampling, timeout_s: float | None
     ) -> list[Session]:
-        if len(keys) > self.residents:
-            raise ValueError(f"got {len(keys)} sessions at once, want at most {self.residents} (residents)")
+        if len(keys) > self.sessions:
+            raise ValueError(f"got {len(keys)} sessions at once, want at most {self.sessions} (sessions)")
         me = object()
         with self._lock:
             self._queue.append(me)
             try:
-                ready = self._rows.wait_for(
-                    lambda: self._ended() or (self._queue[0] is me and len(self._free) >= len(keys)), timeout_s
+                ready = self._places.wait_for(
+                    lambda: (
+                        self._ended()
+                        or self._draining
+                        or (self._queue[0] is me and len(self._sessions) + len(keys) <= self.sessions)
+                    ),
+                    timeout_s,
                 )
                 self._raise_if_ended()
+                if self._draining:
+                    raise EngineClosed("the engine is draining; make a new Engine")
                 if not ready:
                     raise TimeoutError(
-                        f"open: no {len(keys)} free rows of {self.residents} in {timeout_s} s; close sessions"
+                        f"open: {len(self._sessions)} of {self.sessions} sessions are open after {timeout_s} s, "
+                        f"no place for {len(keys)} more; close sessions"
                     )
-                sessions = [Session(self, self._free.pop(), key, sampling) for key in keys]
+                sessions = [Session(self, key, sampling, int(self._counts["turns"])) for key in keys]
                 self._sessions.update(sessions)
                 return sessions
             finally:
                 self._queue.remove(me)
-                self._rows.notify_all()  # the next in line may fit
+                self._places.notify_all()  # the next in line may fit
 
     def _fork(self, parent: Session, n: int, keys, timeout_s: float | None) -> list[Session]:
         if keys is None:
             keys = [fold_in(parent.key, 2**31 + i) for i in range(n)]
         if len(keys) != n:
             raise ValueError(f"fork: got {len(keys)} keys, want {n}")
-        children = self._admit([_key_data(k) for k in keys], parent.sampling, timeout_s)
+        children = self._admit([key_data(k) for k in keys], parent.sampling, timeout_s)
 
         def copy() -> None:
-            for child in children:
-                child._ids = list(parent._ids)
-                if parent._cached and not parent.closed:
-                    self._device.copy(parent.row, child.row)
-                    child._cached = parent._cached
+            with self._lock:
+                for child in children:
+                    child._ids = list(parent._ids)
+                source, cached = parent.row, parent._cached
+                if source is None or not cached:
+                    return
+                seated = [child for child in children if self._residents.lend(child)]
+                # The parent's own row may have been lent to one of them, which then has nothing to copy.
+                seated = [child for child in seated if child.row != source]
+            self._rounds.copy(source, seated, cached)
 
         self._on_thread(copy)
         return children
@@ -255,7 +331,8 @@ class Engine:
             if session._request is not None:
                 raise RuntimeError("restart: the session has a call in flight; one thread may use a session")
             session.key = fold_in(session._first_key, 2**30 + turn)
-            session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing
+            session._ids = []
+            self._residents.release(session)
 
     def _close_session(self, session: Session) -> None:
         with self._lock:
@@ -263,22 +340,28 @@ class Engine:
                 return
             session.closed = True
             if session._request is not None:
-                self._finish(session._request, "closed")
+                self._finish(session._request, "cancelled")
             self._sessions.discard(session)
-            # At once, even in the middle of a round: programs run one after the other, and the row's next
-            # owner starts from nothing.
-            self._free.append(session.row)
-            self._rows.notify_all()
+            self._residents.release(session)
+            self._places.notify_all()
 
     def _on_thread(self, command: Callable[[], None]) -> None:
-        done = threading.Event()
+        done, ran = threading.Event(), []
         with self._lock:
             self._raise_if_ended()
-            self._commands.append((command, done))
+            self._commands.append((lambda: ran.append(command()), done))
             self._work.notify()
         done.wait()
         with self._lock:
             self._raise_if_failed()
+            if not ran:
+                self._raise_if_ended()
+
+    def _drop_commands(self) -> None:
+        """Wake who waits for a command that is not run any more."""
+        for _, done in self._commands:
+            done.set()
+        self._commands.clear()
 
     def _ended(self) -> bool:
         return self._closing or self._failure is not None
@@ -296,9 +379,13 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         self._requests.pop(request, None)
+        self._counts["turns"] += 1
         request.session._request = None
+        request.session._used = int(self._counts["turns"])
         request.reason = reason
         request.done.set()
+        if self._draining:
+            self._places.notify_all()
 
     # The engine thread
 
@@ -306,21 +393,55 @@ class Engine:
         try:
             while True:
                 with self._lock:
-                    self._work.wait_for(lambda: self._closing or self._next or self._commands or self._requests)
+                    self._work.wait_for(
+                        lambda: self._closing or self._next or self._commands or self._requests or self._rounds.unread
+                    )
                     if self._closing:
                         break
-                self._obey()
+                    urgent = self._next is not None or bool(self._commands)
+                if urgent:
+                    self._rounds.read()  # new weights and copies find every session as it is
+                if self._rounds.unread is None:
+                    self._obey()
                 with self._lock:
+                    if self._next is not None and self._rounds.unread is not None:
+                        continue
                     self._swap()  # where the plan is made: what is planned after publish() returned has its weights
-                    plan = next_plan(self._requests, self.contexts, prefill_rows=self._prefill_rows, lanes=self.lanes)
-                    self._busy_lanes = len(plan.requests) if plan is not None and plan.kind == "decode" else 0
-                if plan is not None:
-                    (self._prefill if plan.kind == "prefill" else self._decode)(plan)
+                    self._residents.seat(self._requests)
+                    copies, waiting = self._residents.share(self._requests, newest_only=self.config.key_shift)
+                for copy in copies:
+                    self._rounds.copy(copy.source, copy.targets, copy.n_tokens)
+                with self._lock:
+                    if self._next is not None:
+                        continue
+                    plan = self._plan(waiting)
+                # A round is read when the next program has begun: the device does not wait for what the host makes
+                # of its tokens.
+                if plan is None:
+                    self._rounds.read()
+                elif plan.kind == "prefill":
+                    self._rounds.prefill(plan, self._snapshot)
+                    self._rounds.read()
+                else:
+                    self._rounds.decode(plan, self._snapshot)
+                self._time_publish()
         except BaseException as error:  # every caller hears of it, now and later
             self._failure = error
             logging.exception("engine thread died")
         finally:
             self._end()
+
+    def _plan(self, waiting: set[Request]) -> Plan | None:
+        runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]
+        return next_plan([r for r in runnable if r.remaining(self.capacity) > 0], self.shapes)
+
+    def _time_publish(self) -> None:
+        """Once a token of the newest weights has been read: how long that took since they came."""
+        with self._lock:
+            newest = (self._next or self._snapshot).version
+            if self._published_s is not None and self._rounds.newest_read == newest:
+                self._counts["publish_to_token_s"] = time.monotonic() - self._published_s
+                self._published_s = None
 
     def _obey(self) -> None:
         """Run what callers queued. A command leaves the queue when it has run: one that raises, and those behind it,
@@ -333,132 +454,25 @@ class Engine:
                 command, done = self._commands[0]
             command()
             with self._lock:
-                self._commands.popleft()
+                if self._commands:  # else the engine was closed meanwhile
+                    self._commands.popleft()
                 done.set()
 
     def _end(self) -> None:
         with self._lock:
             for session in list(self._sessions):
                 self._close_session(session)
-            for _, done in self._commands:
-                done.set()
-            self._commands.clear()
-            self._busy_lanes = 0
-            self._device.free()
-            self._rows.notify_all()
+            self._drop_commands()
+            self._rounds.busy_lanes = 0
+            self._rounds.device.free()
+            self._places.notify_all()
 
     def _swap(self) -> None:
         if self._next is None:
             return
         self._snapshot, self._next = self._next, None
-        for session in self._sessions:
-            session._cached = 0
+        self._residents.forget_prompts()
+        if self.kv_on_update == "recompute":
+            for session in self._sessions:
+                session._cached = 0
         self._counts["swaps"] += 1
-
-    def _prefill(self, plan: Plan) -> None:
-        began = time.monotonic()
-        rows = np.full(self._prefill_rows, self.residents, np.int32)  # beyond the last row: nothing is written
-        tokens = np.zeros((self._prefill_rows, self._prefill_chunk), np.int32)
-        start, n_new = np.zeros_like(rows), np.zeros_like(rows)
-        with self._lock:
-            for i, request in enumerate(plan.requests):
-                s = request.session
-                chunk = s._ids[s._cached : len(s._ids) - 1][: self._prefill_chunk]
-                rows[i], start[i], n_new[i] = s.row, s._cached, len(chunk)
-                tokens[i, : len(chunk)] = chunk
-        self._device.prefill(self._snapshot.params, rows, tokens, start, n_new, context=plan.context)
-        with self._lock:
-            for i, request in enumerate(plan.requests):
-                if request.reason is None:
-                    request.session._cached += int(n_new[i])
-            self._counts["prefills"] += 1
-            self._counts["tokens_prefilled"] += int(n_new.sum())
-            self._counts["prefill_s"] += time.monotonic() - began
-
-    def _decode(self, plan: Plan) -> None:
-        began = time.monotonic()
-        with self._lock:
-            requests = [r for r in plan.requests if r.reason is None]  # not closed or timed out since the plan
-            lanes = self._lane_arrays(requests)
-        tokens, logp, count = self._device.decode(
-            self._snapshot.params,
-            lanes,
-            plan.end_ids,
-            context=plan.context,
-            n=self._round_tokens,
-            truncated=plan.truncated,
-        )
-        with self._lock:
-            for i, request in enumerate(requests):
-                if request.reason is None:
-                    n = int(count[i])
-                    self._take(request, tokens[i, :n].tolist(), logp[i, :n].tolist())
-            self._busy_lanes = 0
-            self._counts["rounds"] += 1
-            self._counts["lanes_used"] += len(requests)
-            self._counts["tokens_sampled"] += int(count[: len(requests)].sum())
-            self._counts["decode_s"] += time.monotonic() - began
-
-    def _lane_arrays(self, requests: Sequence[Request]) -> Lanes:
-        """One lane a request, the others idle."""
-        lanes = Lanes.idle(self.lanes, no_row=self.residents)
-        for i, request in enumerate(requests):
-            s, how = request.session, request.session.sampling
-            lanes.rows[i], lanes.last[i], lanes.lengths[i], lanes.keys[i] = s.row, s._ids[-1], s._cached, s.key
-            lanes.remaining[i] = min(request.max_tokens - len(request.logp), self.capacity - len(s._ids))
-            lanes.temperature[i], lanes.greedy[i] = how.temperature, how.greedy
-            lanes.top_k[i], lanes.top_p[i] = how.top_k, how.top_p
-        return lanes
-
-    def _take(self, request: Request, tokens: list[int], logp: list[float]) -> None:
-        """Add a round's tokens to the turn, up to where it ends."""
-        session = request.session
-        old = len(request.logp)
-        n, reason = len(tokens), None
-        ends = [i for i, t in enumerate(tokens) if t in self._end_ids]
-        if ends:
-            n, reason = ends[0] + 1, "end"
-        turn = session._ids[request.first :] + tokens[:n]
-        crossing = first_stop(self._view, turn, old, request.stop)
-        if crossing is not None and (reason is None or crossing < old + n):
-            n, reason = crossing - old, "stop"
-        session._ids.extend(tokens[:n])
-        session._cached += len(tokens)
-        self._rewind(session, len(session._ids) - 1)
-        request.logp.extend(logp[:n])
-        request.version.extend([self._snapshot.version] * n)
-        self._counts["tokens_kept"] += n
-        if reason is None and (len(request.logp) >= request.max_tokens or len(session._ids) >= self.capacity):
-            reason = "length"
-        if reason is not None:
-            self._finish(request, reason)
-
-    def _rewind(self, session: Session, length: int) -> None:
-        """Forget cached ids from `length` on."""
-        if session._cached > length:
-            # The shifted key of the next id needs the raw key of the one before, and the cache has the
-            # newest one's only.
-            session._cached = 0 if self.config.key_shift else length
-
-    def _compile(self) -> None:
-        rows = np.full(self._prefill_rows, self.residents, np.int32)
-        tokens = np.zeros((self._prefill_rows, self._prefill_chunk), np.int32)
-        none = np.zeros_like(rows)
-        lanes = Lanes.idle(self.lanes, no_row=self.residents)
-        for context in (0, *self.contexts):
-            self._device.prefill(self._snapshot.params, rows, tokens, none, none, context=context)
-        for context in self.contexts:
-            self._device.decode(
-                self._snapshot.params, lanes, (), context=context, n=self._round_tokens, truncated=False
-            )
-        self._device.copy(0, 0)
-
-
-def _key_data(key: Any) -> UInt32[np.ndarray, "2"]:
-    """Key data of a jax key (typed or raw) or of a NumPy one."""
-    if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    key = np.asarray(key)
-    if key.shape != (2,) or key.dtype != np.uint32:
-        raise ValueError(f"key: got {key.dtype}{list(key.shape)}, want uint32[2]; see request_key")
-    return key

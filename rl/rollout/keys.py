@@ -1,5 +1,8 @@
 """Addresses of randomness, computed on the host: a key for each episode without a trip to the device."""
 
+from typing import Any
+
+import jax
 import numpy as np
 from jaxtyping import UInt32
 
@@ -17,6 +20,16 @@ def request_key(seed: int, ticket: int, member: int) -> UInt32[np.ndarray, "2"]:
             f"request_key: got {seed=}, want 0 <= seed < 2**31 (jax reads larger ones differently by platform)"
         )
     return fold_in(fold_in(np.array([0, seed], np.uint32), ticket), member)
+
+
+def key_data(key: Any) -> UInt32[np.ndarray, "2"]:
+    """Key data of a jax key (typed or raw) or of a NumPy one. Errors: ValueError for anything else."""
+    if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    key = np.asarray(key)
+    if key.shape != (2,) or key.dtype != np.uint32:
+        raise ValueError(f"key: got {key.dtype}{list(key.shape)}, want uint32[2]; see request_key")
+    return key
 
 
 def fold_in(key: UInt32[np.ndarray, "2"], data: int) -> UInt32[np.ndarray, "2"]:

@@ -132,11 +132,21 @@ class Pool:
     # Callers
 
     def submit_group(self, ticket: int, task: Task, size: int) -> None:
-        """Queue `size` episodes of `task`.
+        """Queue `size` episodes of `task`, to train on.
 
-        Member m samples with `request_key(seed, ticket, m)`. Errors: PoolClosed after `close`; PoolError when the pool
-        has failed.
+        Member m samples with `request_key(seed, ticket, m)`. Errors: ValueError for sampling or a constraint of which
+        the learner knows nothing; PoolClosed after `close`; PoolError when the pool has failed.
         """
+        if self._sampling.greedy or self._sampling.truncated:
+            raise ValueError(
+                f"group {ticket}: got {self._sampling}, want temperature alone: the learner's logp is that of the full "
+                "softmax; top_k, top_p, min_p and greedy are for evaluation (run_many)"
+            )
+        if self._limits.get("constraint") is not None:
+            raise ValueError(
+                f"group {ticket}: got a constraint, want none: the learner's logp is of the full softmax, not of "
+                "what is allowed; constrained episodes are for evaluation (run_many)"
+            )
         self._submit(ticket, task, size, self._sampling, self._seed, self._results)
 
     def next_group(self, timeout_s: float | None = None) -> Group:

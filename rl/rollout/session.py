@@ -2,12 +2,13 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt32
 
+from models.constraint import Constraint
 from models.sampling import Sampling
 from rl.types import Turn
 
@@ -32,27 +33,43 @@ class Request:
     """One turn in flight. `first` is the index of its first sampled token in the session's ids."""
 
     session: "Session"
-    before: int  # length of the ids before the call: where a cancelled call goes back to
     first: int
     max_tokens: int
     stop: tuple[str, ...]
     end_ids: tuple[int, ...]  # sampling one of these ends the lane on the device
+    prompt: tuple[int, ...]  # a session's first request: its ids but the last, whose KV members of a group share
+    constraint: Constraint | None = None
     logp: list[float] = dataclasses.field(default_factory=list)
     version: list[int] = dataclasses.field(default_factory=list)
+    forced: list[int] = dataclasses.field(default_factory=list)
     waited: int = 0  # device programs that ran without it
+    lane: int = -1  # its lane in the round that is not read yet
+    unread: int = 0  # tokens which that round samples for it, unless it ends there
     reason: str | None = None
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    @property
+    def cached(self) -> int:
+        """Ids in the session's row, the unread ones included."""
+        return self.session._cached + self.unread
+
+    def remaining(self, capacity: int) -> int:
+        """Tokens that it may still sample after the unread ones."""
+        return min(self.max_tokens - len(self.logp), capacity - len(self.session._ids)) - self.unread
 
 
 class Session:
     """A sequence of ids that the engine continues; made by `Engine.open`, used by one thread at a time."""
 
-    def __init__(self, engine: "Engine", row: int, key: UInt32[np.ndarray, "2"], sampling: Sampling):
-        self._engine, self.row, self.key, self.sampling = engine, row, key, sampling
+    def __init__(self, engine: "Engine", key: UInt32[np.ndarray, "2"], sampling: Sampling, used: int):
+        self._engine, self.key, self.sampling = engine, key, sampling
         self._first_key = key
         self.closed = False
+        self.row: int | None = None  # of the cache: lent for the first turn, lost again when others need it more
         self._ids: list[int] = []
-        self._cached = 0  # leading ids whose KV in the row is of the current weights
+        self._cached = 0  # leading ids whose KV is in the row
+        # When it was opened or its last turn ended, in turns of the engine: the longest idle loses its row first.
+        self._used = used
         self._request: Request | None = None
 
     @property
@@ -61,39 +78,52 @@ class Session:
         return list(self._ids)
 
     def generate(
-        self, new_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), deadline_s: float | None = None
+        self,
+        new_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        deadline_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> Turn:
-        """Consume `new_ids`, then sample up to `max_tokens` tokens.
+        """Consume `new_ids`, then sample up to `max_tokens` tokens, of those alone that `constraint` allows in this
+        turn.
 
-        The turn ends with "stop" at the token whose text completes a stop string (kept; the text is that of the turn's
-        ids alone), with "end" at an end id (kept), with "length" at `max_tokens` or a full row, with "closed" when
-        session or engine are closed meanwhile.
-        Errors: CapacityError if `new_ids` leave no room for a token; TimeoutError after `deadline_s` seconds; either
-        leaves the session as it was before the call. EngineError when the engine's thread died.
+        The turn ends with "stop" at an end id, or at the token whose text completes a stop string (either is kept; the
+        text is that of the turn's ids alone), with "length" at `max_tokens` or a full row, with "time" after
+        `deadline_s` seconds, with "cancelled" when it is cancelled or session or engine are closed meanwhile. Whatever
+        the reason, the session holds `new_ids` and the turn's ids, and can go on.
+        Errors: CapacityError if `new_ids` leave no room for a token: the session is as it was before the call.
+        ValueError for ids or a constraint of another vocabulary.
+        EngineError when the engine's thread died.
         """
-        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s)
+        return self._engine._generate(self, new_ids, max_tokens, tuple(stop), deadline_s, constraint)
+
+    def cancel(self) -> None:
+        """End a call in flight, from another thread, with what it has sampled; the session stays open."""
+        self._engine._cancel(self)
 
     def fork(
         self, n: int, *, keys: Sequence[UInt32[np.ndarray, "2"]] | None = None, timeout_s: float | None = None
     ) -> "list[Session]":
-        """`n` new sessions with these ids and a copy of this KV; session i samples with keys[i], or fold_in(key, 2³¹ +
-        i).
+        """`n` new sessions with these ids and, while rows are free, a copy of this KV; session i samples with keys[i],
+        or fold_in(key, 2³¹ + i).
 
-        Blocks until `n` rows are free: threads that all hold sessions and wait for forks wait for each other, so give
-        `timeout_s` where that can be. Errors: as `Engine.open`.
+        Blocks until `n` more sessions may be open: threads that all hold sessions and wait for forks wait for each
+        other, so give `timeout_s` where that can be. Errors: as `Engine.open`.
         """
         return self._engine._fork(self, n, keys, timeout_s)
 
     def restart(self, turn: int) -> None:
-        """Begin again as an empty session in the same row, as if it were closed and opened with the key of the row of
-        ids that begins at `turn`: fold_in(first key, 2³⁰ + turn).
+        """Begin again as an empty session, as if it were closed and opened with the key of the row of ids that begins
+        at `turn`: fold_in(first key, 2³⁰ + turn).
 
         Errors: ValueError for a turn outside [1, 2³⁰); RuntimeError with a call in flight.
         """
         self._engine._restart(self, turn)
 
     def close(self) -> None:
-        """Free the row and end a call in flight with "closed"; idempotent."""
+        """Free the row and end a call in flight with "cancelled"; idempotent."""
         self._engine._close_session(self)
 
     def __enter__(self) -> "Session":
@@ -101,12 +131,3 @@ class Session:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-
-def first_stop(view: Callable[[list[int]], str], ids: list[int], seen: int, stop: Sequence[str]) -> int | None:
-    """Least n > `seen` such that the text of ids[:n] holds a stop string; None if there is none. ids[:seen] is known to
-    hold none.
-    """
-    if not stop or not any(s in view(ids) for s in stop):
-        return None
-    return next(n for n in range(seen + 1, len(ids) + 1) if any(s in view(ids[:n]) for s in stop))

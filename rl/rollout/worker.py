@@ -28,6 +28,7 @@ import numpy as np
 
 from envs.base import Env, EnvError, Message, Observation, Step, Task
 from models.codec import Codec, NotPrefix
+from models.constraint import Constraint
 from rl.rollout.session import CapacityError
 from rl.rollout.watched import guarded, said
 from rl.types import ROW_DTYPES, Row, Status, Trajectory, Turn
@@ -46,14 +47,16 @@ def run_episode(
     call_deadline_s: float,
     max_seconds: float | None = None,
     role: str | None = None,
+    constraint: Constraint | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Plays `task` to its end and returns its trajectory, whatever the world does. The caller closes both sides.
 
     `max_turn_tokens` bounds what one turn samples, `max_tokens` each row, prompt and world text included: no row is
     longer, and in a new row what it renders again counts again. `role` is the world's in the chat template, by default
-    `codec.world_role`. A text that `env.reset` gives follows the prompt as a user message. Row.turn is -1 on a row's
-    prompt and k on turn k (from 0, counted over the rows) and on the world's answer to it.
+    `codec.world_role`. `constraint` is that of every turn; a token to which it left no choice is no action. A text that
+    `env.reset` gives follows the prompt as a user message. Row.turn is -1 on a row's prompt and k on turn k (from 0,
+    counted over the rows) and on the world's answer to it.
 
     `max_seconds` (None: no limit) bounds the world's clock: `facts["seconds"]` where the world reports its own, virtual
     or not, and otherwise the seconds of `clock` spent inside its calls. It is read after each step; time spent sampling
@@ -61,7 +64,8 @@ def run_episode(
 
     CANCELLED: the session was closed. Raises what the codec and the engine raise.
     """
-    record, facts, spent_s = _Record(), {"success": False}, 0.0
+    record, facts, spent_s = Record(), {"success": False}, 0.0
+    role = codec.world_role if role is None else role
 
     def ended(status: Status, **more: Any) -> Trajectory:
         if status not in (Status.DONE, Status.GAVE_UP):
@@ -76,19 +80,19 @@ def run_episode(
 
     try:
         first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
-        talk = _Talk(codec, _messages(task, _observed(first).text), role)
-        new_ids = codec.start(talk.messages)
+        talk = Talk(codec, _messages(task, _observed(first).text), env.spec.tools)
+        new_ids = talk.start()
         for index in itertools.count():
             asked = min(max_turn_tokens, max_tokens - len(record) - len(new_ids))
             if asked < 1:
                 return ended(Status.TOKEN_LIMIT)
             try:
-                turn = session.generate(new_ids, max_tokens=asked, stop=env.spec.stop)
+                turn = session.generate(new_ids, max_tokens=asked, stop=env.spec.stop, constraint=constraint)
             except CapacityError:
                 return ended(Status.TOKEN_LIMIT)
             record.given(new_ids, index - 1)
             record.sampled(turn, index)
-            if turn.reason == "closed":
+            if turn.reason == "cancelled":
                 return ended(Status.CANCELLED)
             # fewer than asked: the engine's own row is full
             if turn.reason == "length" and (len(turn.ids) < asked or len(record) >= max_tokens):
@@ -103,7 +107,7 @@ def run_episode(
                 return ended(Status.GAVE_UP if facts.get("gave_up") else Status.DONE)
             if index + 1 >= env.spec.max_turns:
                 return ended(Status.TURN_LIMIT)
-            new_ids, breaks = talk.answer(turn.ids, step.observation.text)
+            new_ids, breaks = talk.answer(turn.ids, [Message(role, step.observation.text)])
             if breaks:
                 record.begin_row()
                 session.restart(index + 1)
@@ -123,6 +127,7 @@ def transcribe(
     status: Status = Status.DONE,
     role: str | None = None,
     first: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Trajectory:
     """The trajectory of scripted `turns` (action, observation): the rows that a live episode with these texts would
     have.
@@ -130,18 +135,19 @@ def transcribe(
     Action ids are `codec.encode_action`, action_mask is True on them, `behavior_logp` 0 and `version` 0 (nobody
     sampled them). An action is cut after its first stop string; without one it ends with the end-of-turn id, which a
     live turn would have had to sample; a thinking tag that the generation prompt opens is not sampled twice. The last
-    observation is in no row: nothing was sampled after it. `first` is reset's text.
+    observation is in no row: nothing was sampled after it. `first` is reset's text, `tools` are the world's.
     """
-    record, talk = _Record(), _Talk(codec, _messages(task, first), role)
-    new_ids = codec.start(talk.messages)
+    record, talk = Record(), Talk(codec, _messages(task, first), tools)
+    role = codec.world_role if role is None else role
+    new_ids = talk.start()
     for index, (action, observation) in enumerate(turns):
         text, complete = _cut(action.removeprefix(codec.opened.rstrip()), stop)
         ids = codec.encode_action(text)
         if not complete:
             ids.append(codec.end_ids[0])
         record.given(new_ids, index - 1)
-        record.sampled(Turn(ids, [0.0] * len(ids), [0] * len(ids), "stop" if complete else "end"), index)
-        new_ids, breaks = talk.answer(ids, observation)
+        record.sampled(Turn(ids, [0.0] * len(ids), [0] * len(ids), "stop"), index)
+        new_ids, breaks = talk.answer(ids, [Message(role, observation)])
         if breaks:
             record.begin_row()
     return Trajectory(task.task_id, ticket, member, status, record.rows(), dict(facts), {})
@@ -152,26 +158,30 @@ def action_text(codec: Codec, ids: Sequence[int], stop: Sequence[str]) -> str:
     return _cut(codec.turn_text(ids), stop)[0]
 
 
-class _Talk:
+class Talk:
     """The conversation so far, and the ids by which it goes on."""
 
-    def __init__(self, codec: Codec, messages: Sequence[Message], role: str | None):
+    def __init__(self, codec: Codec, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()):
         self.messages = tuple(messages)
-        self._codec, self._role = codec, codec.world_role if role is None else role
+        self._codec, self._tools = codec, tools
 
-    def answer(self, sampled_ids: Sequence[int], text: str) -> tuple[list[int], bool]:
+    def start(self) -> list[int]:
+        """The ids before the first turn."""
+        return self._codec.start(self.messages, self._tools)
+
+    def answer(self, sampled_ids: Sequence[int], messages: Sequence[Message]) -> tuple[list[int], bool]:
         """The ids before the next turn, and whether they begin a new row: then they are the conversation's, rendered
         again.
         """
         before = self.messages
-        self.messages += (Message("assistant", self._codec.turn_text(sampled_ids)), Message(self._role, text))
+        self.messages += (Message("assistant", self._codec.turn_text(sampled_ids)), *messages)
         try:
-            return self._codec.extend(sampled_ids, text, self._role, before), False
+            return self._codec.extend_by(sampled_ids, messages, before, self._tools), False
         except NotPrefix:
-            return self._codec.start(self.messages), True
+            return self._codec.start(self.messages, self._tools), True
 
 
-class _Record:
+class Record:
     """The rows of an episode while they grow; its length is that of the row that grows now."""
 
     def __init__(self):
@@ -179,20 +189,29 @@ class _Record:
         self.begin_row()
 
     def __len__(self) -> int:
-        return len(self._rows[-1]["tokens"])
+        return len(self.tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Ids of the row that grows: this list itself, to which ids are only added."""
+        return self._rows[-1]["tokens"]
 
     def begin_row(self) -> None:
         self._rows.append({name: [] for name in ROW_DTYPES})
 
     def given(self, ids: Sequence[int], turn: int) -> None:
         """Prompt, glue and world text: nobody's action. What begins a row is its prompt."""
-        self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))
+        n = len(ids)
+        self._append(ids, turn if len(self) else -1, [False] * n, [0.0] * n, [-1] * n)
 
     def sampled(self, turn: Turn, index: int) -> None:
-        self._append(turn.ids, index, True, turn.logp, turn.version)
+        mask, logp, version = [True] * len(turn.ids), list(turn.logp), list(turn.version)
+        for i in turn.forced:
+            mask[i], logp[i], version[i] = False, 0.0, -1
+        self._append(turn.ids, index, mask, logp, version)
 
-    def _append(self, ids, turn: int, mask: bool, logp, version) -> None:
-        for name, values in zip(ROW_DTYPES, (ids, [turn] * len(ids), [mask] * len(ids), logp, version), strict=True):
+    def _append(self, ids, turn: int, mask, logp, version) -> None:
+        for name, values in zip(ROW_DTYPES, (ids, [turn] * len(ids), mask, logp, version), strict=True):
             self._rows[-1][name] += values
 
     def rows(self) -> tuple[Row, ...]:

@@ -10,7 +10,7 @@ from envs import variants
 from envs.base import EnvError, Message, Task
 from envs.play import play
 from envs.search import scripted
-from envs.search.actions import Malformed, cut, document_number, parse
+from envs.search.actions import Malformed, as_calls, cut, document_number, parse, parse_call
 from envs.search.corpus import LABELS, Passage
 from envs.search.index import SearchIndex, build_index
 from envs.search.retrieve import TantivyRetriever, ToolError
@@ -123,6 +123,40 @@ def test_malformed_turns_cost_the_turn_and_say_what_was_wrong(env, text, why):
     )
     assert step.facts["malformed"] == 1 and not step.done and step.facts["success"] is False
     assert env.step("<answer> Lima </answer>").facts["success"] is True  # the policy can mend it
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<search> Peru </search>", "no action"),
+        ('<tool_call>{"name": "search", "arguments": {"query": "Peru"', "Tool call 1 was not run: <tool_call> without"),
+        ('<tool_call>{"name": "search", "arguments": {}}</tool_call>', 'arguments lacks "query"'),
+        ('<tool_call>{"name": "look", "arguments": {}}</tool_call>', 'there is "search", "open", "answer"'),
+        ('<tool_call>{"name": "open", "arguments": {"document": "1"}}</tool_call>', "is a string, want integer"),
+        ('<tool_call>{"name": "answer", "arguments": {"text": "  "}}</tool_call>', "answer is empty"),
+        ('<information>x</information>{"name": "answer", "parameters": {"text": "x"}}', "writes <information>"),
+        (
+            '{"name": "open", "parameters": {"document": 1}}; {"name": "open", "parameters": {"document": 1}}',
+            "2 actions",
+        ),
+    ],
+)
+def test_malformed_calls_cost_the_turn_and_say_what_was_wrong(retriever, text, why):
+    env = SearchEnv({"train": retriever}, protocol="json")
+    env.reset(make_task("one", "?", [link("c/pe", "Peru", "capital", "Lima")]))
+    step = env.step(text)
+    assert why in step.observation.text and "one call of search, open or answer" in step.observation.text
+    assert step.facts["malformed"] == 1 and step.facts["searches"] == 0 and not step.done
+
+
+def test_actions_as_calls():
+    text = "<think> a <b> </think><search> Peru </search>"
+    said = as_calls(text)
+    assert said.startswith("<think> a <b> </think><tool_call>") and parse_call(said) == parse(text)
+    for text in ("<open> Doc 3 </open>", '<answer> a "quoted" one </answer>'):
+        assert parse_call(as_calls(text)).argument in ("3", 'a "quoted" one')
+    assert parse_call(f"{as_calls(text)} and more </tool_call><tool_call>").kind == "answer"  # nobody read that
+    assert parse_call('{"name": "open", "parameters": {"document": 3}}').argument == "3"
 
 
 def test_document_number():

@@ -80,6 +80,14 @@ FAMILIES: dict[str, Family] = {
             "yarn", 4.0, 2048, beta_fast=24.0, beta_slow=2.0, mscale=0.8, mscale_all_dim=0.3, truncate=False
         ),
     ),
+    # The length of pretraining at the top, beside another in the rope: transformers takes the one at the top.
+    "qwen3_yarn_top": _family(
+        "qwen3",
+        rope=_rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=16384),
+        theirs=dict(attention_bias=False, original_max_position_embeddings=2048),
+        qk_norm=True,
+        rope_scaling=RopeScaling("yarn", 4.0, 2048),
+    ),
     "qwen2": _family("qwen2", rope=_rope(theta=1e6), theirs={}, attention_bias=True),
     "qwen3": _family(
         "qwen3", rope=_rope(theta=1e6), theirs=dict(attention_bias=False), qk_norm=True, tie_embeddings=False

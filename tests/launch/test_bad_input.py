@@ -1,4 +1,7 @@
-"""Law: through the real mains, bad input ends in one `error:` line and status 2, before any compute or file."""
+"""Law: through the real mains, bad input ends in one `error:` line and status 2, before any compute or file.
+
+Most are run in forks of one process that has imported what takes long and started no backend; three are real commands.
+"""
 
 import json
 import os
@@ -54,6 +57,47 @@ def get_config(arg=""):
 '''
 
 
+FORKS = """
+import json, os, runpy, signal, sys
+from launch import quickstart, runs
+
+for line in sys.stdin:
+    main, args, out, err = json.loads(line)
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    signal.alarm(120)
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv[1:] = args
+    try:
+        runpy.run_module(f"launch.{main}", run_name="__main__", alter_sys=True)
+        sys.exit()
+    except SystemExit as end:
+        sys.stderr.flush()
+        os._exit(end.code or 0)  # half a second less than to take apart all that was imported
+"""
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory):
+    """fork(main, *args): as `launch`, in a fork of one process."""
+    folder = tmp_path_factory.mktemp("forks")
+    server = subprocess.Popen([sys.executable, "-c", FORKS], cwd=ROOT, env=ENV, stdin=-1, stdout=-1, text=True)
+
+    def run(main: str, *args: str) -> subprocess.CompletedProcess:
+        files = [str(folder / name) for name in ("out", "err")]
+        print(json.dumps([main, args, *files]), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return subprocess.CompletedProcess([main, *args], status, *(Path(file).read_text() for file in files))
+
+    yield run
+    server.communicate()
+    assert server.returncode == 0
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A folder with the config files, a file of questions, a run without a checkpoint, and what is not a run."""
@@ -90,7 +134,7 @@ def launch(main: str, *args: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", f"launch.{main}", *args],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=ENV,
         capture_output=True,
         text=True,
         timeout=120,
@@ -150,10 +194,10 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("evaluate --workdir={}/run", "tokenizer"),
     ],
 )
-def test_bad_input_is_one_line_and_touches_nothing(there, command, message):
+def test_bad_input_is_one_line_and_touches_nothing(there, fork, command, message):
     before = contents(there)
     main, *args = command.replace("{}", str(there)).split()
-    ends_in_one_line(launch(main, *args), message.replace("{}", str(there)))
+    ends_in_one_line(fork(main, *args), message.replace("{}", str(there)))
     assert contents(there) == before
 
 

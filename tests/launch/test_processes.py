@@ -2,9 +2,9 @@
 statuses by ticket, the same metrics and parameters within 1e-6. It stops for a signal to one process at the same step
 in both, and one process goes on from their checkpoint.
 
-The processes are real: `python -m launch.train` with --coordinator, over gloo. What they play is arithmetic that nobody
-can do; the judge gives any two answers different scores, but for one task whose groups are equal: that ticket is
-refused, so that one process refills and the other does not.
+The processes are real: `python -m launch.sft`, and `launch.train` that starts from it, with --coordinator, over gloo.
+What they play is arithmetic that nobody can do; the judge gives any two answers different scores, but for one task
+whose groups are equal: that ticket is refused, so that one process refills and the other does not.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import pytest
 
 from configs.defaults import defaults
 from envs import make_world
-from launch import build, cli, policy, runs, train
+from launch import build, cli, policy, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from rl import checkpoint
@@ -73,16 +73,28 @@ def tiny(folder: Path):
         c.rollout.threads, c.rollout.max_turn_tokens, c.rollout.max_episode_tokens = 4, 6, 96
         c.rollout.call_deadline_s = float(WAIT_S)
         c.rl.steps, c.rl.groups_per_batch, c.rl.group_size, c.rl.save_every = STEPS, GROUPS, SIZE, 2
-        c.rl.learning_rate = 1e-4  # Adam makes a whole step of a gradient that is zero but for rounding
+        c.rl.learning_rate = 3e-5  # Adam makes a whole step of a gradient that is zero but for rounding
         c.rl.drop_equal_groups = True
         c.reward.terms = {"success": 1.0, "score": 0.3}
         c.eval.n, c.eval.every = 4, 2
     return c.lock()
 
 
+def warm_start(folder: Path):
+    """Two steps on demonstrations of the search world, by the same policy."""
+    c = tiny(folder).copy_and_resolve_references()
+    with c.unlocked():
+        c.world.name = "search"
+        c.world.options = {"data_dir": str(folder / "data"), "sizes": {"train": 40, "validation": 8, "test": 8}}
+        c.reward.terms = {"success": 1.0}
+        c.demos.n, c.sft.steps, c.sft.rows, c.sft.micro_rows, c.sft.length = 20, 2, 4, 2, 256
+        c.sft.learning_rate, c.sft.warmup_steps = 1e-4, 0
+    return c.lock()
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
-    """The folder, the config, and the run of one device."""
+    """The folder, the config, a warm start by two processes, and the run of one device that starts from it."""
     folder = tmp_path_factory.mktemp("processes")
     rows = [{"prompt": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(80)]
     (folder / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -94,13 +106,19 @@ def there(tmp_path_factory):
         stream = TaskStream(make_world("qa", **plan.world_options).tasks("train"), plan.seed)
         (folder / "special").write_text(" ".join(stream.draw(t).data["answers"][0] for t in (REFUSED, GATE)))
         (folder / "go").touch()
-        play(config, folder / "alone", mesh=(1, 1, 1))
+        processes = start(folder, warm_start(folder), folder / "sft", "sft")
+        try:
+            codes = [process.wait(timeout=WAIT_S) for process in processes]
+        finally:
+            [process.kill() for process in processes]
+        assert codes == [0, 0], [(folder / f"err{i}").read_text()[-3000:] for i in range(2)]
+        play(config, folder / "alone", folder / "sft", mesh=(1, 1, 1))
         yield folder, config
 
 
-def play(config, workdir: Path, *, mesh) -> None:
+def play(config, workdir: Path, init: Path | None, *, mesh) -> None:
     with open_workdir(workdir, config) as folder:
-        train.run(dataclasses.replace(make_plan(config), mesh=mesh), folder, None)
+        train.run(dataclasses.replace(make_plan(config), mesh=mesh), folder, init)
 
 
 def story(workdir: Path, last: int = STEPS) -> dict:
@@ -148,11 +166,29 @@ def test_a_mesh_of_eight_devices_makes_the_same_run(there):
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.batch.micro_rows = 4
-    play(config, folder / "mesh", mesh=(2, 2, 2))
+    play(config, folder / "mesh", folder / "sft", mesh=(2, 2, 2))
     assert_equal_runs(config, folder / "mesh", folder / "alone")
 
 
-def start(folder: Path, config, workdir: Path) -> list[subprocess.Popen]:
+def test_two_processes_make_the_same_warm_start(there):
+    folder, _ = there
+    config = warm_start(folder)
+    plan = dataclasses.replace(make_plan(config), mesh=(1, 1, 1))
+    with open_workdir(folder / "sft_alone", config) as workdir:
+        sft.run(plan, workdir)
+    ours, theirs = records(folder / "sft"), records(folder / "sft_alone")
+    assert list(ours) == list(theirs) == [1, 2] and ours[2]["loss"] == pytest.approx(theirs[2]["loss"], rel=1e-5)
+    learner = build.build_sft_learner(
+        plan, policy.build_model(plan, policy.load_codec(folder / "sft").vocab_size, folder / "sft" / "tokenizer")
+    )
+    two, one = (jax.tree.leaves(runs.load_params(folder / run / "ckpt", learner)) for run in ("sft", "sft_alone"))
+    begun = jax.tree.leaves(learner.init_params(jax.random.fold_in(jax.random.key(plan.seed), 0)))
+    assert any(np.abs(a - b).max() > 5e-5 for a, b in zip(begun, two, strict=True))  # it was trained
+    for a, b in zip(two, one, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def start(folder: Path, config, workdir: Path, stage: str, *args: str) -> list[subprocess.Popen]:
     """Two processes of one run, each with one device."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -163,8 +199,8 @@ def start(folder: Path, config, workdir: Path) -> list[subprocess.Popen]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_cpu_multi_thread_eigen=false",
     }
-    command = [sys.executable, "-m", "launch.train", f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
-    command += [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
+    command = [sys.executable, "-m", f"launch.{stage}", f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
+    command += [*args, f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
     return [
         subprocess.Popen(
             [*command, f"--process_id={i}"], cwd=ROOT, env=env, stdout=-1, stderr=(folder / f"err{i}").open("w")
@@ -185,7 +221,7 @@ def test_two_processes_make_the_same_run_and_one_goes_on_from_it(there):
     folder, config = there
     workdir = folder / "two"
     (folder / "go").unlink()  # ticket 9, a task of process 1, holds step 3 up
-    processes = start(folder, config, workdir)
+    processes = start(folder, config, workdir, "train", f"--init={folder / 'sft'}")
     try:
         metrics = workdir / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) == 2, processes, folder)
@@ -209,5 +245,5 @@ def test_two_processes_make_the_same_run_and_one_goes_on_from_it(there):
     parts = sorted(path.name for path in (workdir / "episodes").iterdir())
     assert parts == [f"{step:08d}{part}.array_record" for step in (1, 2, 3) for part in (".1", "")]
 
-    play(config, workdir, mesh=(2, 1, 1))  # one process, on the same mesh
+    play(config, workdir, None, mesh=(2, 1, 1))  # one process, on the same mesh
     assert_equal_runs(config, workdir, folder / "alone")

@@ -171,8 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_parameters_are_born_sharded",
         "rl/learner.py",
-        "lambda key: fresh(_init(config, adapters, key)), out_shardings=shardings)",
-        "lambda key: fresh(_init(config, adapters, key)))",
+        "lambda key: _state(fresh(key), tx), out_shardings=shardings)",
+        "lambda key: _state(fresh(key), tx))",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_a_batch_is_dealt_without_moving_a_row",
@@ -211,6 +211,93 @@ MUTANTS: tuple[Mutant, ...] = (
         "return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]",
         "return token, jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=-1)[:, 0]",
     ),
+    # -- vocabulary: rows of the table beyond the tokenizer's ids have no probability, in sampler and learner alike
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_padding_is_never_sampled_and_the_learner_agrees[tied]",
+        "models/generate.py",
+        "final_norm(params, config, x)[:, 0], config.n_ids), added",
+        "final_norm(params, config, x)[:, 0], None), added",
+    ),
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_padding_is_never_sampled_and_the_learner_agrees[tied]",
+        "rl/learner.py",
+        "n_ids=config.n_ids, temperature",
+        "n_ids=None, temperature",
+    ),
+    Mutant(
+        "tests/laws/test_vocabulary.py::test_scores_and_gradients_are_those_of_the_table_without_padding[5-tied]",
+        "models/transformer.py",
+        "NO_ID = -1e30",
+        'NO_ID = -float("inf")',
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
+        "launch/policy.py",
+        "n_ids = vocab_size if vocab_size < theirs.vocab_size else None",
+        "n_ids = None",
+    ),
+    # -- sampling: a logp is that of what was drawn from, and training draws from the full softmax
+    Mutant(
+        "tests/models/test_sampling.py::test_worked_truncations",
+        "models/sampling.py",
+        "logp = z - top - jnp.log(jnp.sum(kept, axis=-1, keepdims=True))",
+        "logp = z - top - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))",
+    ),
+    Mutant(
+        "tests/models/test_sampling.py::test_truncated_lanes_draw_from_the_reference_with_its_logp",
+        "models/sampling.py",
+        "(weight >= cut.min_p[:, None])",
+        "(jax.nn.softmax(z) >= cut.min_p[:, None])",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_training_samples_by_temperature_alone",
+        "rl/rollout/pool.py",
+        "if self._sampling.greedy or self._sampling.truncated:",
+        "if self._sampling.greedy:",
+    ),
+    # -- constraint: what is sampled matches, can always be finished, and is scored as it was drawn; forced is no action
+    Mutant(
+        "tests/laws/test_constraint.py::test_whatever_the_weights_the_text_matches",
+        "models/generate.py",
+        "logits = jnp.where(ways >= 0, logits, -jnp.inf)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_a_token_without_a_choice_is_forced",
+        "models/generate.py",
+        "(jnp.sum(ways >= 0, axis=-1) == 1)",
+        "(jnp.sum(ways >= 0, axis=-1) == 0)",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_nobody_else_notices_and_every_session_has_its_own",
+        "rl/rollout/device.py",
+        "rules = generate.Rules(table, jnp.where(goes_on, before.state[place], lanes.state))",
+        "rules = generate.Rules(table, lanes.state)",
+    ),
+    Mutant(
+        "tests/models/test_constraint.py::test_what_these_ids_cannot_spell_to_the_end_is_not_begun",
+        "models/constraint.py",
+        "kept = alive & _closure(",
+        "kept = _closure(",
+    ),
+    Mutant(
+        "tests/models/test_constraint.py::test_a_text_is_accepted_exactly_if_it_matches_however_it_is_cut",
+        "models/regex.py",
+        "split = low | below",
+        "split = high - 1",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_a_forced_token_is_no_action",
+        "rl/rollout/worker.py",
+        "for i in turn.forced:",
+        "for i in ():",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_training_has_no_constraint",
+        "rl/rollout/pool.py",
+        'if self._limits.get("constraint") is not None:',
+        "if False:",
+    ),
     Mutant(
         "tests/laws/test_engine.py::test_repeated_prompt_after_an_update_is_a_cold_engines_answer",
         "rl/rollout/engine.py",
@@ -220,8 +307,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_engine.py::test_logp_is_that_of_the_version_that_sampled_the_token",
         "rl/rollout/engine.py",
-        'session._cached = 0\n        self._counts["swaps"] += 1',
-        'pass\n        self._counts["swaps"] += 1',
+        'if self.kv_on_update == "recompute":',
+        "if False:",
     ),
     Mutant(
         "tests/models/test_kv_cache.py::test_nothing_is_written_past_capacity_or_for_unused_lanes",
@@ -236,10 +323,79 @@ MUTANTS: tuple[Mutant, ...] = (
         "drawn = jax.vmap(jax.random.fold_in)(keys, position + 1 + jnp.arange(lanes))",
     ),
     Mutant(
-        "tests/laws/test_engine.py::test_after_close_no_lane_no_resident_no_thread",
+        "tests/rl/test_engine.py::test_close_wakes_everyone_though_a_program_hangs",
         "rl/rollout/engine.py",
-        "for session in list(self._sessions):",
-        "for session in ():",
+        "self._closing = True\n            # Here, not by the thread, which may be inside a program for long.\n"
+        "            for session in list(self._sessions):",
+        "self._closing = True\n            for session in ():",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_kept_kv_is_that_of_the_old_weights_and_recomputed_kv_of_the_new[plain]",
+        "rl/rollout/engine.py",
+        "self._residents.forget_prompts()",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
+        "models/kv_cache.py",
+        'return x.at[:, targets, :context].set(row, mode="drop")',
+        "return x",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[key_shift]",
+        "rl/rollout/residents.py",
+        "if newest_only and (leader._cached > len(prompt) or (leader._request and leader._request.unread)):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_sessions_beyond_the_residents_lend_rows_and_go_on_as_if_they_had_stayed",
+        "rl/rollout/residents.py",
+        "self.release(min(idle, key=lambda s: s._used))",
+        "self.release(max(idle, key=lambda s: s._used))",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_members_of_a_group_share_one_prefill_of_their_prompt",
+        "rl/rollout/residents.py",
+        "wait.add(request)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
+        "rl/rollout/engine.py",
+        "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
+        "        self._finish(request, reason)",
+        "session._cached = len(session._ids)\n        self._finish(request, reason)",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
+        "rl/rollout/device.py",
+        "remaining = jnp.where(goes_on & ~before.alive[place], 0, lanes.remaining)",
+        "remaining = lanes.remaining",
+    ),
+    Mutant(
+        "tests/laws/test_engine.py::test_tokens_that_were_sampled_past_a_stop_leave_no_trace",
+        "rl/rollout/rounds.py",
+        "runs_on = reason is not None and bool(out.alive[lane])",
+        "runs_on = False",
+    ),
+    Mutant(
+        "tests/rl/test_schedule.py::test_a_lone_request_is_not_passed_over_for_long",
+        "rl/rollout/schedule.py",
+        "late = {program: own for program, own in first.items() if own[0].waited >= MOST_WAITED} or first",
+        "late = first",
+    ),
+    Mutant(
+        "tests/rl/test_engine.py::test_forked_children_keep_what_they_were_given",
+        "rl/rollout/session.py",
+        "self._used = used",
+        "self._used = 0",
+    ),
+    Mutant(
+        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[key_shift]",
+        "rl/rollout/engine.py",
+        "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
+        "        self._finish(request, reason)",
+        "session._cached = min(session._cached, len(session._ids) - 1)\n        self._finish(request, reason)",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(
@@ -301,6 +457,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/policy.py",
         "params = jax.jit(lora.merge)(params) if lora.adapted(params) else params",
         "params = lora.base(params)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_heads_are_trained_beside_adapters_alone",
+        "models/lora.py",
+        "return path[-1].endswith((_A, _B)) or path[0] in HEADS",
+        "return path[-1].endswith((_A, _B))",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_an_update_with_heads_is_that_of_one_device",
+        "models/heads.py",
+        '_VALUE = {"weight": ("embed",), "bias": ()}',
+        '_VALUE = {"weight": ("answers",), "bias": ()}',
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_start_is_the_state_s_parameters_alone_and_may_be_given_away",
+        "rl/learner.py",
+        "return (from_given if donate else from_copy)(start)",
+        "return from_copy(start)",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
+        "launch/train.py",
+        'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_in_one_process_no_device_but_the_sampling_one_gets_the_whole_policy",
+        "rl/rollout/weights.py",
+        "rows.setdefault(at[:axis], []).append(piece)",
+        "rows.setdefault(at[:axis], []).insert(0, piece)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_published_for_bfloat16_matrices_have_half_the_bytes_and_compute_the_same",
+        "models/transformer.py",
+        "lambda path, x: x.astype(config.dtype) if path[-1].key in cast else x, params",
+        "lambda path, x: x.astype(config.dtype), params",
     ),
     # -- heads: a value is that of the state before its token; a turn is judged where it ends; segments are apart
     Mutant(
@@ -443,8 +635,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_tokens.py::test_trained_ids_are_what_was_consumed_and_sampled",
         "rl/rollout/worker.py",
-        "self._append(ids, turn if len(self) else -1, False, [0.0] * len(ids), [-1] * len(ids))",
-        "self._append(ids, turn if len(self) else -1, True, [0.0] * len(ids), [-1] * len(ids))",
+        "self._append(ids, turn if len(self) else -1, [False] * n, [0.0] * n, [-1] * n)",
+        "self._append(ids, turn if len(self) else -1, [True] * n, [0.0] * n, [-1] * n)",
     ),
     Mutant(
         "tests/models/test_codec.py::test_end_of_turn_is_glue_unless_sampled",
@@ -523,8 +715,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
         "rl/rollout/worker.py",
-        "return self._codec.start(self.messages), True",
-        "return self._codec.start(before), True",
+        "return self._codec.start(self.messages, self._tools), True",
+        "return self._codec.start(before, self._tools), True",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_every_sampled_token_is_an_action_once_and_every_row_is_what_the_policy_saw",
@@ -534,9 +726,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
-        "rl/rollout/engine.py",
-        "session._ids, session._cached = [], 0  # as for a row's next owner: it starts from nothing",
-        "session._ids = []",
+        "rl/rollout/residents.py",
+        "self.forget_prompt(session)\n        session._cached = 0",
+        "self.forget_prompt(session)",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_engine_logp_is_learner_logp_in_every_row",
@@ -650,6 +842,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- models of somebody else's: nothing is guessed, left over, or read by who does not need it
     Mutant(
+        "tests/models/test_tokenizer.py::test_ids_are_those_of_tokenizer_json_whatever_class_is_named",
+        "models/tokenizer.py",
+        "from transformers import PreTrainedTokenizerFast\n\n    try:",
+        "from transformers import AutoTokenizer as PreTrainedTokenizerFast\n\n    try:",
+    ),
+    Mutant(
         "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
         "models/layout.py",
         "if str(index) not in done:",
@@ -706,8 +904,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_policy.py::test_shape_weights_tokenizer_and_ends_are_theirs",
         "launch/policy.py",
-        "codec = Codec(load_tokenizer(folder), end_ids(folder))",
-        "codec = Codec(load_tokenizer(folder))",
+        "codec = Codec(tokenizer, ends)",
+        "codec = Codec(tokenizer)",
     ),
     Mutant(
         "tests/launch/test_policy.py::test_what_contradicts_the_model_is_refused",
@@ -716,10 +914,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/launch/test_policy.py::test_a_tokenizer_that_transformers_would_read_otherwise_is_not_exported",
+        "launch/export.py",
+        "check_tokenizer(tokenizer, model)\n",
+        "hf.family(model)\n",
+    ),
+    Mutant(
         "tests/launch/test_policy.py::test_what_reads_back_differently_is_not_exported",
         "launch/export.py",
-        "if differ:",
-        "if False:",
+        'if differ:\n        raise RuntimeError(f"{folder.name}: {differ[:5]}',
+        'if False:\n        raise RuntimeError(f"{folder.name}: {differ[:5]}',
     ),
     Mutant(
         "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
@@ -727,11 +931,59 @@ MUTANTS: tuple[Mutant, ...] = (
         "params = lora.merge(params)",
         "params = lora.base(params)",
     ),
+    Mutant(
+        "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
+        "models/hf_config.py",
+        '"is_causal": True,',
+        '"is_causal": False,',
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_what_would_change_the_computation_is_refused",
+        "models/hf_config.py",
+        '    if unknown:\n        raise ValueError(\n            f"got {unknown[0]}',
+        '    if False:\n        raise ValueError(\n            f"got {unknown[0]}',
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_the_original_length_at_the_top_goes_first",
+        "models/hf_config.py",
+        "if name in config:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_hf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/layout.py",
+        "block = stored[embed, _rows(heads, place.shape[1])]",
+        "block = stored[:, :][embed, _rows(heads, place.shape[1])]",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_born_sharded_is_the_same_and_reads_parts_only",
+        "models/gguf.py",
+        "first, last = begin // self.per_block, -(-end // self.per_block)",
+        "begin, first, last = begin, 0, self.shape[-1] // self.per_block",
+    ),
+    Mutant(
+        "tests/models/test_gguf.py::test_what_is_odd_is_named",
+        "models/gguf.py",
+        'if rest.pop("attention.causal", True) is not True:',
+        'if rest.pop("attention.causal", True) is None:',
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_what_started_from_it_goes_on_without_the_model_s_folder",
+        "launch/policy.py",
+        "if kept is not None and kept.exists():",
+        "if False:",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_of_a_tokenizer_s_folder_the_weights_and_the_shape_stay_there",
+        "models/pretrained.py",
+        'tuple(name for name in DESCRIPTION if name != "config.json")',
+        "DESCRIPTION",
+    ),
     # -- a tag of several tokens
     Mutant(
         "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
-        "rl/rollout/engine.py",
-        "with self._stop_lock:  # one caller looks and the others wait: a large vocabulary takes a second",
+        "rl/rollout/stops.py",
+        "with self._lock:",
         "if True:",
     ),
     Mutant(
@@ -777,6 +1029,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "models/rope.py",
         "begin, end = math.floor(begin), math.ceil(end)",
         "begin, end = math.ceil(begin), math.floor(end)",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_a_kernel_is_divided_over_the_learner_s_mesh",
+        "models/attention.py",
+        "if sharding is not None and sharding.mesh.size > 1:",
+        "if False:",
     ),
     Mutant(
         "tests/laws/test_attention.py::test_three_segments_a_row_equal_three_rows",
@@ -874,6 +1132,110 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/build.py",
         "check_facts(plan, world)\n    if codec",
         "if codec",
+    ),
+    # -- tool calls: what is not exactly a call is never run
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_bad_call_is_a_message_and_stays_in_the_text",
+        "envs/tool_calls.py",
+        'raise _Wrong(f"{name} is not JSON")',
+        "return float(name)",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_bad_call_is_a_message_and_stays_in_the_text",
+        "envs/tool_calls.py",
+        "if len(found) < len(pairs):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_call_cut_by_length_is_neither_a_call_nor_a_bad_one",
+        "envs/tool_calls.py",
+        "if closed < 0 and cut:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_depth_without_end",
+        "envs/tool_calls.py",
+        'raise _Wrong(f"it is nested deeper than {MAX_DEPTH}")',
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_what_is_settled_is_the_beginning_whatever_follows",
+        "envs/tool_calls.py",
+        "return text[: min(ends, default=len(text))].rstrip()",
+        "return text.rstrip()",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_malformed_calls_cost_the_turn_and_say_what_was_wrong",
+        "envs/search/actions.py",
+        "calls = tool_calls.parse(text, TOOLS).calls",
+        "calls = [c for c in tool_calls.parse(text).calls if c.arguments]",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_tools_forge_no_control_token",
+        "models/codec.py",
+        "forged = sorted(name for name in self._control_texts.values() if name in text)",
+        "forged = []",
+    ),
+    Mutant(
+        "tests/models/test_families.py::test_tools_that_a_later_message_moves_are_told",
+        "models/codec.py",
+        'outline("assistant", said)[0], roles, self._tools_text(tools))',
+        'outline("assistant", said)[0], roles, "")',
+    ),
+    # -- serving: an agent's conversation is recorded as the engine consumed and sampled it, each token an action once
+    Mutant(
+        "tests/laws/test_serve.py::test_a_conversation_is_recorded_token_by_token",
+        "launch/conversations.py",
+        "record.sampled(turn, conversation.turns)",
+        "record.given(turn.ids, conversation.turns)",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_a_conversation_is_recorded_token_by_token",
+        "launch/conversations.py",
+        "if place is not None and chat.n == 1 and self._goes_on(place, chat):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_what_was_sampled_is_an_action_once_wherever_conversations_part",
+        "launch/conversations.py",
+        "if place is not None and chat.n == 1 and self._goes_on(place, chat):",
+        "if place is not None and chat.n == 1:",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_what_was_sampled_is_an_action_once_wherever_conversations_part",
+        "launch/conversations.py",
+        "new = [*place.tokens[: place.length], *new]",
+        "new = [*place.tokens, *new]",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_what_was_sampled_is_an_action_once_wherever_conversations_part",
+        "launch/conversations.py",
+        "alike = (own.session.sampling, own.seed) == (chat.sampling, chat.seed)",
+        "alike = True",
+    ),
+    Mutant(
+        "tests/laws/test_serve.py::test_a_template_that_rewrites_turns_begins_rows",
+        "launch/conversations.py",
+        "session.restart(conversation.turns)",
+        "pass",
+    ),
+    Mutant(
+        "tests/launch/test_serve.py::test_a_waiting_caller_that_leaves_waits_no_more",
+        "launch/conversations.py",
+        "asked.left = True",
+        "asked.left = False",
+    ),
+    Mutant(
+        "tests/launch/test_serve.py::test_more_than_may_wait_are_told_so_and_the_others_are_served",
+        "launch/conversations.py",
+        'raise Full(f"{len(self._queue)} requests wait already")',
+        "pass",
+    ),
+    Mutant(
+        "tests/launch/test_serve.py::test_a_caller_that_leaves_cancels_and_may_ask_again[True]",
+        "launch/front.py",
+        "self._ended()",
+        "pass",
     ),
 )
 

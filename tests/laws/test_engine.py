@@ -7,6 +7,7 @@ close() nothing is left.
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from models.config import ModelConfig
 from models.logprobs import token_logp
 from models.sampling import Sampling
 from rl.rollout.engine import Engine, request_key
+from tests.models.weights import drawn
 
 CAPACITY = 64
 SHAPE = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 64}
@@ -27,7 +29,7 @@ CONFIGS = pytest.mark.parametrize("config", [PLAIN, QUICK], ids=["plain", "key_s
 
 
 def make_params(config, seed=0):
-    return transformer.init(config, jax.random.key(seed))
+    return drawn(config, seed)
 
 
 def make_engine(config, params, **kwargs):
@@ -43,8 +45,13 @@ def learner_logp(config, params, ids, temperature):
     """logp of every token given those before it, by the learner's path: packed forward, chunked log-softmax."""
     row = jnp.array([ids + [0] * (CAPACITY - len(ids))])
     segment = (jnp.arange(CAPACITY) < len(ids)).astype(jnp.int32)[None]
+    return np.asarray(_row_logp(config, params, row, segment, temperature))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _row_logp(config, params, row, segment, temperature):
     hidden = transformer.apply(params, config, row, segment, jnp.arange(CAPACITY)[None])
-    return np.asarray(token_logp(params, hidden, row, temperature=temperature, chunk=16)[0])[0]
+    return token_logp(params, hidden, row, temperature=temperature, chunk=16)[0]
 
 
 def together(calls):
@@ -114,7 +121,7 @@ def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
     """CASES D5, D9: weights change after so many rounds: before the first, within a turn, between turns."""
     params = [make_params(config, seed) for seed in (0, 1)]
     engine = make_engine(config, params[0])
-    decode, ran = engine._device.decode, []
+    decode, ran = engine._rounds.device.decode, []
 
     def publishing(*args, **kwargs):
         if len(ran) == rounds:
@@ -122,7 +129,7 @@ def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
         ran.append(0)
         return decode(*args, **kwargs)
 
-    engine._device.decode = publishing
+    engine._rounds.device.decode = publishing
     ids, turns = play(engine, request_key(0, 0, 0), Sampling(), worlds(0))
     engine.close()
     position, logp, version = sampled(worlds(0), turns)

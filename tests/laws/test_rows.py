@@ -29,6 +29,7 @@ from rl.rollout.worker import run_episode, transcribe
 from rl.types import Row, Status, Trajectory, Turn
 from tests.laws import test_learner as learning
 from tests.models import chat_templates as ct
+from tests.models import weights
 
 TASK = Task("t", "f", "train", 0, (Message("system", "Be brief."), Message("user", "capital of Peru ?")), {})
 TOKENS = ct.QWEN_TOKENS + ct.THINK_TOKENS
@@ -59,12 +60,12 @@ class Script:
         self.rows.append([])
         self.restarts.append(turn)
 
-    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None):
+    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None, constraint=None):
         said = self.turns.pop(0)
         ids, reason = said[:max_tokens], "length" if len(said) > max_tokens else "stop"
         ends = [k for k, i in enumerate(ids) if i in self.codec.end_ids]
         if ends:
-            ids, reason = ids[: ends[0] + 1], "end"
+            ids, reason = ids[: ends[0] + 1], "stop"
         first = sum(map(len, self.sampled))
         self.sampled.append(ids)
         self.spans.append((len(self.rows) - 1, len(self.rows[-1]) + len(new_ids)))
@@ -208,7 +209,7 @@ MODEL = ModelConfig(
 
 def test_engine_logp_is_learner_logp_in_every_row():
     """A session that starts again is an empty one with its own key: no KV, id or draw of the row before is left."""
-    own, params, length = codec("silent"), transformer.init(MODEL, jax.random.key(0)), 256
+    own, params, length = codec("silent"), weights.drawn(MODEL), 256
     engine = Engine(
         MODEL, params, version=0, lanes=2, residents=2, capacity=length, view=own.view, end_ids=own.end_ids,
         round_tokens=4, prefill_rows=2, prefill_chunk=32, contexts=(length,),
@@ -232,8 +233,13 @@ def test_engine_logp_is_learner_logp_in_every_row():
     batch, _ = pack(
         [trajectory], {(0, 0): 1.0}, {(0, 0): 1.0}, rows=3, length=length, micro_rows=1, version=0, pad_id=0
     )  # fmt: skip
-    hidden = transformer.apply(params, MODEL, batch.tokens, batch.segment, batch.position)
-    logp = np.asarray(token_logp(params, hidden, batch.tokens, temperature=1.0, chunk=64)[0])
+
+    @jax.jit
+    def score(params, tokens, segment, position):
+        hidden = transformer.apply(params, MODEL, tokens, segment, position)
+        return token_logp(params, hidden, tokens, temperature=1.0, chunk=64)[0]
+
+    logp = np.asarray(score(params, batch.tokens, batch.segment, batch.position))
     assert batch.action_mask.sum() == 27
     assert_allclose(batch.behavior_logp[batch.action_mask], logp[batch.action_mask], atol=1e-4, rtol=0)
 

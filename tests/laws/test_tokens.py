@@ -42,13 +42,13 @@ class Sampler:
     def __init__(self, codec, turns):
         self.codec, self.turns, self.consumed, self.sampled = codec, list(turns), [], []
 
-    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None):
+    def generate(self, new_ids, *, max_tokens, stop, deadline_s=None, constraint=None):
         self.consumed += new_ids
         ids, reason = [], "length"
         for i in self.turns.pop(0)[:max_tokens]:
             ids.append(i)
             if i in self.codec.end_ids:
-                reason = "end"
+                reason = "stop"
             elif any(s in self.codec.view(ids) for s in stop):
                 reason = "stop"
             if reason != "length":

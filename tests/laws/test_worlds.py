@@ -11,8 +11,9 @@ import threading
 
 import pytest
 
-from envs import WORLDS, checks, make_world, variants
+from envs import SPLITS, WORLDS, checks, make_world, variants
 from envs.base import EnvSpec, Message, Observation, Step, Task, World
+from envs.play import play
 
 
 def options(name, folder):
@@ -66,6 +67,23 @@ def test_gold_one_and_everything_else_zero(world, splits):
         assert len(tasks) > 0 and all(task.split == split for task in tasks)
         for policy in world.policies:
             assert checks.score(world, policy, split, tasks).failures == (), policy
+
+
+def test_search_by_tool_calls_is_the_same_game(tmp_path):
+    """The same play in JSON calls has the same observations and facts, and keeps every law."""
+    tags, calls = (make_world("search", protocol=name, **options("search", tmp_path)) for name in ("tags", "json"))
+    for split in SPLITS:
+        tasks = calls.tasks(split)[:8]
+        for name in calls.policies:
+            assert checks.score(calls, name, split, tasks).failures == (), name
+        for task in tasks:
+            for policy in ("gold", "wrong"):
+                seen = [play(w.make_env(), task, w.policies[policy](task)) for w in (tags, calls)]
+                (turns, facts), (called, facts_of_calls) = seen
+                assert [o for _, o in turns] == [o for _, o in called] and str(facts) == str(facts_of_calls)
+                assert all("<tool_call>" in action and "</search>" not in action for action, _ in called)
+    for law in checks.LAWS.values():
+        assert law(calls, calls.tasks("train")[:4]) == []
 
 
 def test_tasks_are_random_access_and_unique(world, splits):

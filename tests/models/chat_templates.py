@@ -17,6 +17,29 @@ QWEN25 = """
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 
+# ... that tells of tools in the system turn, and writes the calls of a turn itself.
+_TOOLS = """
+{%- if tools -%}
+{{ '<|im_start|>system\\n' + (messages[0]['content'] + '\\n\\n' if messages[0]['role'] == 'system' else '') }}
+{{- '# Tools\\n<tools>' }}
+{%- for tool in tools -%}{{ '\\n' + (tool | tojson) }}{%- endfor -%}
+{{ '\\n</tools><|im_end|>\\n' }}
+{%- set messages = messages[1:] if messages[0]['role'] == 'system' else messages -%}
+{%- elif messages[0]['role'] != 'system' -%}"""
+QWEN25_TOOLS = QWEN25.replace("\n{%- if messages[0]['role'] != 'system' -%}", _TOOLS, 1)
+# ... in the manner of Mistral: tools stand before the last user message, so a later one moves them.
+TOOLS_LAST = """
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{%- if tools and loop.index0 == ns.last -%}
+{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}
+{%- endif -%}
+{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
 # Qwen3: no default system turn; tool text as Qwen2.5; of the turns before the last user message the thinking is
 # dropped, after it thinking is written in one form, and a last turn without any gets an empty one.
 _QWEN3 = """

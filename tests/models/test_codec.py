@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from models.codec import Codec, NotPrefix
@@ -88,6 +89,32 @@ def codecs(tokenizers):
 
 
 ROLE = {"own": "tool", "qwen": "tool", "drops": "tool", "llama": "user"}  # the role in which the world answers
+
+
+# ---- what an id adds to a text
+
+
+@pytest.mark.parametrize("name", ["own", "qwen", "llama"])
+def test_ids_have_the_bytes_that_their_text_shows(codecs, name):
+    codec, rng = codecs[name], np.random.default_rng(0)
+    spelled = codec.id_bytes()
+    assert len(spelled) == codec.vocab_size and not any(spelled[i] for i in codec.end_ids)
+    known = [i for i, text in enumerate(spelled) if text is not None]
+    assert set(range(codec.vocab_size)) - set(known) == codec._control - set(codec._tag_ids.values())
+    for _ in range(50):
+        ids = rng.choice(known, 6).tolist()
+        assert b"".join(spelled[i] for i in ids).decode(errors="replace") == codec.view(ids)
+    text = 'Zoë: {"a": "日本", 1.5}\n'
+    assert b"".join(spelled[i] for i in codec.encode_action(text)).decode().strip() == text.strip()
+
+
+def test_a_tokenizer_that_is_not_byte_level_has_no_bytes():
+    from tokenizers import decoders
+
+    tokenizer = _foreign(QWEN_LIKE, QWEN_TOKENS, eos_token="<|im_end|>")
+    tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    with pytest.raises(ValueError, match="want a byte-level one"):
+        Codec(tokenizer).id_bytes()
 
 
 # ---- C2: turn by turn == one render of the whole conversation

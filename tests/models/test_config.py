@@ -34,6 +34,7 @@ def test_rope_scaling_is_refused(fields, message):
         (dict(layers=(LayerSpec(),)), "layers: got 1 entries with n_layers=2; want one a layer, or none"),
         (dict(layers=(4, 4)), r"layers: got \(4, 4\), want a tuple of LayerSpec"),
         (dict(rope_scaling={"kind": "linear"}), "rope_scaling: got .*, want a RopeScaling or None"),
+        (dict(n_ids=9), "n_ids: got 9, want 1 to vocab_size=8, or None for all"),
         (dict(attention="flash"), "attention: got 'flash', want one of .'auto', 'xla', 'cudnn', 'splash'"),
     ],
 )

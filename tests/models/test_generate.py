@@ -12,6 +12,7 @@ from models import generate, transformer
 from models.config import LayerSpec, ModelConfig, RopeScaling
 from models.kv_cache import alloc
 from models.logprobs import token_logp
+from tests.models.weights import drawn
 
 PLAIN = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48)
 SHIFTED = dataclasses.replace(PLAIN, key_shift=True, qk_norm=True, init="mimetic")
@@ -67,7 +68,7 @@ def fill(params, config, cache, rows, prompts, context=CAPACITY, width=8):
 
 @CONFIGS
 def test_chunked_prefill_equals_one_uncached_pass(config):
-    params = transformer.init(config, jax.random.key(0))
+    params = drawn(config)
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 40, (2, 24))
     want = [score(params, config, row)[0] for row in ids]
@@ -89,7 +90,7 @@ def test_chunked_prefill_equals_one_uncached_pass(config):
 @CONFIGS
 def test_sampled_logp_equals_the_learners_at_each_temperature(config):
     """CASES D1: rounds with a forced continuation between them, as a turn and an observation are."""
-    params = transformer.init(config, jax.random.key(0))
+    params = drawn(config)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
     ids = [list(p) for p in prompts]
     cache, _ = fill(params, config, alloc(config, 5, CAPACITY), [4, 0, 2], [p[:-1] for p in prompts])
@@ -128,7 +129,7 @@ def test_sampled_logp_equals_the_learners_at_each_temperature(config):
 
 
 def test_tokens_depend_on_neither_neighbours_nor_rounds_nor_lane():
-    params = transformer.init(SHIFTED, jax.random.key(0))
+    params = drawn(SHIFTED)
     keys = jax.random.split(jax.random.key(5), 3)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 1]]
 
@@ -157,7 +158,7 @@ def test_tokens_depend_on_neither_neighbours_nor_rounds_nor_lane():
 
 def test_a_group_draws_different_tokens_from_flat_logits():
     """CASES D3: eight members, one prompt, a uniform policy. 20 tokens of 40: two equal members have chance 40^-20."""
-    params = jax.tree.map(jnp.zeros_like, transformer.init(PLAIN, jax.random.key(0)))
+    params = jax.tree.map(jnp.zeros_like, drawn(PLAIN))
     _, out = decode_round(
         params,
         PLAIN,
@@ -174,7 +175,7 @@ def test_a_group_draws_different_tokens_from_flat_logits():
 def test_greedy_lanes_follow_the_uncached_argmax_and_stop_where_told():
     config = dataclasses.replace(PLAIN, tie_embeddings=False)
     # Small random layers repeat one token for ever; large ones wander.
-    params = jax.tree.map(lambda x: 4 * x, transformer.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: 4 * x, drawn(config))
     ids = [3, 1, 4]
     for _ in range(6):
         hidden = score(params, config, ids)[0][len(ids) - 1]
@@ -199,7 +200,7 @@ def test_greedy_lanes_follow_the_uncached_argmax_and_stop_where_told():
 @pytest.mark.parametrize("prompt", [27, 28, 29])
 def test_a_full_cache_ends_the_lane_and_overwrites_nothing(prompt):
     """CASES D7: prompt + 4 = capacity - 1, capacity, capacity + 1."""
-    params = transformer.init(SHIFTED, jax.random.key(0))
+    params = drawn(SHIFTED)
     ids = np.random.default_rng(2).integers(0, 40, prompt).tolist()
     cache = alloc(SHIFTED, 2, CAPACITY)
     cache, _ = fill(params, SHIFTED, cache, [1], [ids[:-1]], width=28)
@@ -220,7 +221,7 @@ def test_a_full_cache_ends_the_lane_and_overwrites_nothing(prompt):
 
 
 def test_a_broken_precondition_gives_nan_and_writes_nothing():
-    params = transformer.init(PLAIN, jax.random.key(0))
+    params = drawn(PLAIN)
     cache = alloc(PLAIN, 2, 8)
     # Lane 0 would write columns 6..8 of 8; lane 1 has more cached columns than are read.
     tokens, start, n_new = jnp.ones((2, 4), int), jnp.array([6, 7]), jnp.array([3, 1])

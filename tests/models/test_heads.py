@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from models import heads, lora, transformer
-from models.config import Lora, ModelConfig
+from models.config import HEADS, Lora, ModelConfig
 from models.sharding import make_mesh, shardings
 
 CONFIG = ModelConfig(vocab_size=40, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
@@ -53,7 +53,7 @@ LENGTHS = (5, 2, 7)
 @jax.jit
 def every_head(hidden, segment, turn, sampled):
     value_head = {"weight": jax.random.normal(jax.random.key(1), (16,)), "bias": jnp.array(0.3)}
-    answers = heads.init_orm(CONFIG, jax.random.key(2))
+    answers = heads.init_answers(CONFIG, jax.random.key(2))
     return (
         heads.value(value_head, hidden, segment),
         *heads.orm(answers, hidden, segment),
@@ -95,7 +95,7 @@ def test_packed_equals_one_a_row_and_padding_changes_nothing(rows, length, dirty
 @pytest.mark.parametrize("cut", [False, True])
 def test_the_caller_decides_whether_the_trunk_learns(cut):
     one = jnp.ones((1, 5), int)
-    head = heads.init_prm(CONFIG, jax.random.key(1))
+    head = heads.init_answers(CONFIG, jax.random.key(1))
     x = jax.random.normal(jax.random.key(2), (1, 5, 16))
 
     @jax.jit
@@ -114,19 +114,16 @@ def test_the_language_model_has_a_yes_and_a_no(tied):
     table = jax.random.normal(jax.random.key(0), (40, 16))
     params = {"embed": table} if tied else {"embed": 0 * table, "lm_head": table.T}
     hidden = jax.random.normal(jax.random.key(1), (1, 3, 16))
-    logits = transformer.head_logits(params, hidden)
+    logits = transformer.head_logits(params, hidden, None)
     logit, _ = heads.orm(heads.answers_of_tokens(params, 7, 9), hidden, jnp.ones((1, 3), int))
     assert_allclose(logit[0, 2], logits[0, 2, 7] - logits[0, 2, 9], rtol=1e-5)
 
 
 def test_a_fresh_value_is_nothing_and_every_axis_has_a_name():
-    made = {
-        "value_head": heads.init_value(CONFIG, jax.random.key(0)),
-        "orm_head": heads.init_orm(CONFIG, jax.random.key(0)),
-        "prm_head": heads.init_prm(CONFIG, jax.random.key(1)),
-    }
+    made = heads.add({}, CONFIG, HEADS, jax.random.key(0))
     assert not np.any(heads.value(made["value_head"], jnp.ones((2, 4, 16)), jnp.ones((2, 4), int)))
-    assert heads.AXES.keys() == made.keys() == set(lora.HEADS)
+    assert not np.allclose(made["orm_head"]["weight"], made["prm_head"]["weight"])
+    assert heads.AXES.keys() == made.keys() == set(HEADS)
     jax.device_put(made, shardings(made, heads.AXES, make_mesh(1, 2, 2)))
     # heads are new: with adapters they are trained, the trunk is not
     adapted = jax.eval_shape(
@@ -135,3 +132,5 @@ def test_a_fresh_value_is_nothing_and_every_axis_has_a_name():
     params = adapted | made
     trained, frozen = lora.partition(params)
     assert trained.keys() == {"blocks", *made} and frozen.keys() == {"blocks", "embed", "final_norm"}
+    with pytest.raises(ValueError, match=r"heads: got \['value_head', 'critic'\] for .* want of .* what is not there"):
+        heads.add(made, CONFIG, ("value_head", "critic"), jax.random.key(0))

@@ -1,5 +1,6 @@
 """A saved folder reads back to the same parameters, bit for bit; nothing in it is guessed or left over."""
 
+import collections
 import dataclasses
 import json
 import pickle
@@ -11,9 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
-from models import hf, hf_config, transformer
+from models import hf
 from models.config import LayerSpec, ModelConfig, RopeScaling
 from models.sharding import make_mesh, param_shardings
+from tests.models.weights import drawn, same
 
 LLAMA = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, rope_theta=1e6)
 FAMILIES = {
@@ -28,16 +30,6 @@ SCALED = {
 }
 
 
-def random_params(config: ModelConfig) -> dict:
-    shapes = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
-
-
-def same(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
-
-
 def described(config: ModelConfig = LLAMA) -> dict:
     return json.loads(json.dumps(hf.describe(config)))
 
@@ -45,10 +37,12 @@ def described(config: ModelConfig = LLAMA) -> dict:
 # ---- there and back
 
 
+@pytest.mark.parametrize("head_dim", [8, 16])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_round_trip_is_exact_and_transformers_reads_the_config(kind, tmp_path):
-    config = FAMILIES[kind]
-    params = random_params(config)
+def test_round_trip_is_exact_and_transformers_reads_the_config(kind, head_dim, tmp_path):
+    """Also where heads times their width is not the model's width."""
+    config = dataclasses.replace(FAMILIES[kind], head_dim=head_dim)
+    params = drawn(config)
     hf.save(params, config, tmp_path)
     again, read = hf.load(tmp_path)
     assert read == config and same(params, again)
@@ -58,7 +52,7 @@ def test_round_trip_is_exact_and_transformers_reads_the_config(kind, tmp_path):
 
 
 def test_layout_is_theirs(tmp_path):
-    params = random_params(FAMILIES["qwen2"])
+    params = drawn(FAMILIES["qwen2"])
     hf.save(params, FAMILIES["qwen2"], tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert len(tensors) == 3 + 2 * 12
@@ -77,31 +71,36 @@ def test_layout_is_theirs(tmp_path):
 @pytest.mark.parametrize("axes", [(1, 1, 2), (1, 4, 1), (2, 2, 2)])
 def test_born_sharded_is_the_same_and_reads_parts_only(kind, axes, tmp_path, monkeypatch):
     config = FAMILIES[kind]
-    params = random_params(config)
+    params = drawn(config)
     hf.save(params, config, tmp_path)
-    read_sizes, to_ours = [], hf.to_ours
+    read, to_ours = collections.Counter(), hf.to_ours
 
-    def counted(place, index, stored):
-        part = to_ours(place, index, stored)
-        read_sizes.append((place.kind, part.size, int(np.prod(place.shape))))
-        return part
+    class Counted:
+        """What stands in a file, with a count of the numbers that are taken out of it."""
 
-    monkeypatch.setattr(hf, "to_ours", counted)
+        def __init__(self, place, stored):
+            self.place, self.stored = place, stored
+
+        def __getitem__(self, index):
+            part = self.stored[index]
+            read[self.place] += part.size
+            return part
+
+    monkeypatch.setattr(hf, "to_ours", lambda place, index, stored: to_ours(place, index, Counted(place, stored)))
     mesh = make_mesh(*axes)
     again, _ = hf.load(tmp_path, mesh=mesh)
     assert same(params, again)
     shardings = param_shardings(config, mesh)
     assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding == s, again, shardings))
-    # Every matrix is cut fsdp·tensor ways, and no part is read twice although data replicates it.
-    kinds = ("wq", "wo", "gate", "down", "embed")
-    matrices = [(part, whole) for name, part, whole in read_sizes if name in kinds]
-    assert all(part == whole // (axes[1] * axes[2]) for part, whole in matrices)
-    want = sum(int(np.prod(place.shape)) for place in hf.places(config).values() if place.kind in kinds)
-    assert sum(part for part, _ in matrices) == want
+    # Every matrix is cut fsdp·tensor ways, and no number is read twice although data replicates the parts.
+    kinds = ("wq", "wk", "wv", "wo", "gate", "up", "down", "embed", "lm_head")
+    matrices = {place: int(np.prod(place.shape)) for place in hf.places(config).values() if place.kind in kinds}
+    assert {place: read[place] for place in matrices} == matrices
+    assert len({str(shard.index) for shard in again["embed"].addressable_shards}) == axes[1] * axes[2]
 
 
 def test_a_mesh_that_does_not_divide_a_head_is_read_whole_where_rules_say_so(tmp_path):
-    params = random_params(LLAMA)
+    params = drawn(LLAMA)
     hf.save(params, LLAMA, tmp_path)
     rules = {"layers": "data", "embed": None, "vocab": None, "heads": None, "kv_heads": None, "head_dim": "tensor"}
     again, _ = hf.load(tmp_path, mesh=make_mesh(2, 1, 2), rules=rules | {"mlp": "fsdp"})
@@ -110,7 +109,7 @@ def test_a_mesh_that_does_not_divide_a_head_is_read_whole_where_rules_say_so(tmp
 
 def test_several_files_and_their_index(tmp_path):
     config = FAMILIES["qwen3"]
-    params = random_params(config)
+    params = drawn(config)
     hf.save(params, config, tmp_path, shard_bytes=20_000)
     files = sorted(p.name for p in tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -123,7 +122,7 @@ def test_several_files_and_their_index(tmp_path):
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64])
 def test_other_floats_become_float32_masters(dtype, tmp_path):
-    hf.save(random_params(LLAMA), LLAMA, tmp_path)
+    hf.save(drawn(LLAMA), LLAMA, tmp_path)
     tensors = {name: x.astype(dtype) for name, x in load_file(tmp_path / "model.safetensors").items()}
     save_file(tensors, tmp_path / "model.safetensors")
     params, _ = hf.load(tmp_path)
@@ -139,16 +138,17 @@ def test_options_of_no_family_are_refused(tmp_path):
         (LLAMA, {"init": "mimetic"}),
         (LLAMA, {"qk_norm": True, "attention_bias": True}),
         (LLAMA, {"layers": (LayerSpec(), LayerSpec(8))}),
+        (LLAMA, {"d_model": 34}),  # LlamaConfig refuses it
         (FAMILIES["qwen3"], {"layers": windows}),
     ):
         config = dataclasses.replace(base, **change)
         with pytest.raises(ValueError, match="no Hugging Face family has"):
-            hf.save(random_params(config), config, tmp_path)
+            hf.save(drawn(config), config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_adapters_and_a_folder_with_weights_are_refused(tmp_path):
-    params = random_params(LLAMA)
+    params = drawn(LLAMA)
     attention = {**params["blocks"]["attention"], "wq_lora_a": np.zeros((2, 32, 4), np.float32)}
     with pytest.raises(ValueError, match="blocks/attention/wq_lora_a.*merged before"):
         hf.save({**params, "blocks": {**params["blocks"], "attention": attention}}, LLAMA, tmp_path)
@@ -228,6 +228,14 @@ def test_sliding_windows_layer_by_layer(change, layers, tmp_path):
         ({"attention_bias": True}, "attention_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"is_causal": False}, "is_causal=False, which the decoder does not compute"),
+        ({"is_causal": None}, "is_causal=None"),  # transformers: whatever is not true looks both ways
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0, which is not known; take it out"),
+        ({"logits_scaling": 8.0}, "logits_scaling"),
+        ({"attention_multiplier": 0.1}, "attention_multiplier"),
+        ({"num_experts": 8}, "num_experts"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"qkv_bias": False}, "qkv_bias=False"),
         ({"layer_types": ["full_attention"]}, "layer_types: got 1 entries"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types: got 2 entries of \\['chunked"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "got sliding layers"),
@@ -236,6 +244,57 @@ def test_sliding_windows_layer_by_layer(change, layers, tmp_path):
 def test_what_would_change_the_computation_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         hf.read_config(described() | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": "40"}, "vocab_size: got '40', want a whole number"),
+        ({"vocab_size": None}, "vocab_size: got None"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers: got 2.0"),
+        ({"num_attention_heads": 0}, "num_attention_heads: got 0, want a whole number, at least 1"),
+        ({"num_key_value_heads": True}, "num_key_value_heads: got True"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps: got '1e-6', want a finite number above 0"),
+        ({"rms_norm_eps": None}, "rms_norm_eps: got None"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: got 'no', want true or false"),
+        ({"rope_theta": "1e6"}, "rope_theta: got '1e6'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: got 'yarn', want an object"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "rope scaling: got \\['yarn'\\], want one of"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": "4"}}, "factor='4', want a number"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 1}},
+            "truncate=1, want true or false",
+        ),
+        ({"original_max_position_embeddings": None, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "got None, want"),
+        ({"layer_types": 3}, "layer_types: got 3, want a list"),
+        ({"layer_types": [["full_attention"]] * 2}, "layer_types: got 2 entries"),
+        ({"use_sliding_window": True, "max_window_layers": "1"}, "max_window_layers: got '1'"),
+        ({"architectures": 3}, "architectures: got 3"),
+        ({"model_type": ["llama"]}, "model_type: got \\['llama'\\]"),
+    ],
+)
+def test_what_is_no_number_is_named(change, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(described() | change))
+    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
+        hf.load_config(tmp_path)
+
+
+def test_what_says_nothing_of_the_computation_is_no_hindrance():
+    idle = {"transformers.js_config": {"dtype": "q4"}, "is_llama_config": True, "rope_interleaved": False}
+    idle |= {"_attn_implementation_autoset": True, "num_experts": None, "initializer_range": 0.04, "eos_token_id": [1]}
+    assert hf.read_config(described() | idle) == LLAMA
+
+
+@pytest.mark.parametrize("nested", [{}, {"original_max_position_embeddings": 8192}])
+def test_the_original_length_at_the_top_goes_first(nested):
+    """As transformers computes the frequencies (tests/golden has the logits of one such)."""
+    plain = described() | {"rope_parameters": None, "max_position_embeddings": 16384}
+    plain |= {"original_max_position_embeddings": 4096}
+    yarn = hf.read_config(plain | {"rope_scaling": {"type": "yarn", "factor": None, **nested}})
+    assert yarn.rope_scaling == RopeScaling("yarn", 4.0, original_length=4096)
+    llama3 = hf.read_config(plain | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **nested}})
+    assert llama3.rope_scaling == RopeScaling("llama3", 8.0, original_length=4096)
+    assert hf.read_config(plain | {"rope_scaling": {"type": "linear", "factor": 2.0}}).rope_scaling.kind == "linear"
 
 
 @pytest.mark.parametrize("change", [{"rope_theta": None}, {"rope_parameters": None}])
@@ -250,7 +309,7 @@ def test_theta_is_read_from_either_place(change):
 def folder(tmp_path):
     """Several files, an untied head."""
     config = dataclasses.replace(LLAMA, tie_embeddings=False)
-    hf.save(random_params(config), config, tmp_path, shard_bytes=20_000)
+    hf.save(drawn(config), config, tmp_path, shard_bytes=20_000)
     return tmp_path
 
 
@@ -266,7 +325,7 @@ def refused(folder, message, kind=ValueError):
 
 
 def test_missing_and_left_over_tensors_are_named(tmp_path):
-    hf.save(random_params(LLAMA), LLAMA, tmp_path)
+    hf.save(drawn(LLAMA), LLAMA, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     foreign = {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}
     save_file(tensors | foreign, tmp_path / "model.safetensors")
@@ -330,7 +389,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 
 def test_a_tied_head_may_be_kept_twice_but_must_be_the_table(tmp_path):
-    params = random_params(LLAMA)
+    params = drawn(LLAMA)
     hf.save(params, LLAMA, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     head = tensors["model.embed_tokens.weight"].copy()
@@ -351,4 +410,5 @@ def test_a_folder_without_config_or_with_a_broken_one_names_it(tmp_path):
     del theirs["rms_norm_eps"]
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     refused(tmp_path, "config.json: llama config: got no rms_norm_eps")
-    assert hf_config.load_config is hf.load_config
+    (tmp_path / "config.json").write_text("[]")
+    refused(tmp_path, "config.json: got a list, want an object")

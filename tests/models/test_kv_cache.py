@@ -40,11 +40,13 @@ def test_nothing_is_written_past_capacity_or_for_unused_lanes():
 
 def test_gather_fork_and_free():
     cache = append(alloc(CONFIG, 3, 5), new_keys(1, 3), jnp.array([0]), jnp.array([0]), jnp.array([3]))
-    forked = copy_row(cache, jnp.array(0), jnp.array([2, 3]))
+    forked = copy_row(cache, jnp.array(0), jnp.array([2, 3]), context=3)
     near = gather(forked, jnp.array([2, 1, 3]), 4)
     assert near.k.shape == (2, 3, 1, 4, 2)
     np.testing.assert_array_equal(near.k[0, :, 0, :, 0], [[1, 2, 3, 0], [0] * 4, [0] * 4])
     np.testing.assert_array_equal(near.last_key[1, :, 0, 0], [103, 0, 0])
+    part = copy_row(cache, jnp.array(0), jnp.array([2]), context=2)
+    np.testing.assert_array_equal(part.k[0, 2, :, 0, 0], [1, 2, 0, 0, 0])
     emptied = free(forked, jnp.array([0, 2]))
     assert all(float(abs(x).sum()) == 0 for x in (emptied.k, emptied.v, emptied.last_key))
 
@@ -52,6 +54,8 @@ def test_gather_fork_and_free():
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="context: got 6, want at most the capacity 5"):
         gather(alloc(CONFIG, 3, 5), jnp.array([0]), 6)
+    with pytest.raises(ValueError, match="context: got 6, want at most the capacity 5"):
+        copy_row(alloc(CONFIG, 3, 5), jnp.array(0), jnp.array([1]), context=6)
     with pytest.raises(ValueError, match="rows=0"):
         alloc(CONFIG, 0, 5)
     assert alloc(dataclasses.replace(CONFIG, key_shift=False), 1, 1).last_key is None

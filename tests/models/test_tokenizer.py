@@ -1,11 +1,12 @@
 """A name has the same ids wherever it stands, and the saved folder is one that transformers reads back to equal ids."""
 
 import json
+import shutil
 
 import pytest
 
 from models.codec import Codec
-from models.tokenizer import end_ids, load_tokenizer, train_tokenizer
+from models.tokenizer import CHAT_TEMPLATE, end_ids, load_tokenizer, train_tokenizer
 
 NAMES = ["Peru", "United States", "Cote d'Ivoire", "Guinea-Bissau", "St. John's", "Washington, D.C.", "São Tomé"]
 NAMES += ["+51", "1898", "PEN"]
@@ -83,6 +84,23 @@ def test_transformers_reads_the_folder_beside_a_model_config(folder, tmp_path):
         assert AutoTokenizer.from_pretrained(tmp_path).encode(text, add_special_tokens=False) == want
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("named", ["GPT2Tokenizer", "Qwen2Tokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
+def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(folder, tmp_path, kind, named):
+    from tokenizers import Tokenizer
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    read, file = load_tokenizer(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ["in 1898", "it's 1898", "São Tomé, a\n\n  b\t<|end|>", *NAMES]:
+        want = file.encode(text, add_special_tokens=False).ids
+        assert read.encode(text, add_special_tokens=False) == want
+        assert Codec(read)._full.encode(text, add_special_tokens=False).ids == want
+    assert (read.eos_token, read.chat_template) == ("<|end|>", CHAT_TEMPLATE)
+
+
 def test_every_byte_round_trips(codec):
     text = "naïve 漢字 🙂 \t\n  two  spaces"
     assert codec.view(codec._plain.encode(text, add_special_tokens=False).ids) == text
@@ -101,6 +119,15 @@ def test_too_small_a_vocabulary_is_refused(tmp_path):
 def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"want a folder with tokenizer.json"):
         load_tokenizer(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("content", ['{"model"', "[]"])
+def test_a_file_that_is_cut_or_foreign_is_named(folder, tmp_path, name, content):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"/{name}: unreadable .*download it again"):
+        load_tokenizer(tmp_path)
 
 
 def test_unknown_role_is_refused(codec):

@@ -11,6 +11,7 @@ from models import transformer
 from models.attention import attend
 from models.config import ModelConfig
 from models.logprobs import token_logp
+from tests.models.weights import drawn
 
 TINY = ModelConfig(vocab_size=40, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48)
 VARIANTS = {
@@ -22,12 +23,7 @@ VARIANTS = {
 }
 
 
-def params_of(config: ModelConfig) -> dict:
-    """Parameters with nothing at 0 or 1, so that a forgotten bias or norm weight shows."""
-    params = transformer.init(config, jax.random.key(0))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+apply = jax.jit(transformer.apply, static_argnums=1)
 
 
 def packed_row(lengths: tuple[int, ...], total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,17 +49,16 @@ def test_attention_and_its_gradient_equal_the_plain_formula(groups):
         seen = jnp.tril(jnp.ones((length, length), bool)) & (segment[:, :, None] == segment[:, None])
         return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30)), v)
 
-    got = jax.value_and_grad(lambda *x: jnp.sum(weight * attend(*x, segment)), argnums=(0, 1, 2))(q, k, v)
-    want = jax.value_and_grad(lambda *x: jnp.sum(weight * plain(*x)), argnums=(0, 1, 2))(q, k, v)
+    got = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(weight * attend(*x, segment)), argnums=(0, 1, 2)))(q, k, v)
+    want = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(weight * plain(*x)), argnums=(0, 1, 2)))(q, k, v)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_three_segments_a_row_equal_three_rows(name):
-    config, params = VARIANTS[name], params_of(VARIANTS[name])
+    config, params = VARIANTS[name], drawn(VARIANTS[name])
     lengths = (5, 1, 9)
     tokens, segment, position = packed_row(lengths, 18)
-    apply = jax.jit(transformer.apply, static_argnums=1)
     packed = apply(params, config, tokens, segment, position)
     # Alone, in rows of the same length: right padding only.
     rows, begin = np.zeros((3, 18), int), 0
@@ -80,7 +75,7 @@ def test_three_segments_a_row_equal_three_rows(name):
 
 @pytest.mark.parametrize("name", ["qwen2", "quickstart"])
 def test_a_padded_row_is_finite_and_changes_no_gradient(name):
-    config, params = VARIANTS[name], params_of(VARIANTS[name])
+    config, params = VARIANTS[name], drawn(VARIANTS[name])
     tokens, segment, position = packed_row((5, 8), 16)
 
     def loss(params, tokens, segment, position):
@@ -103,21 +98,21 @@ def test_a_padded_row_is_finite_and_changes_no_gradient(name):
 
 
 def test_key_shift_stays_inside_its_segment_and_matters():
-    config, params = VARIANTS["quickstart"], params_of(VARIANTS["quickstart"])
+    config, params = VARIANTS["quickstart"], drawn(VARIANTS["quickstart"])
     tokens, segment, position = packed_row((4, 4), 8)
-    hidden = transformer.apply(params, config, tokens, segment, position)
+    hidden = apply(params, config, tokens, segment, position)
     changed = tokens.copy()
     changed[0, 3] = (changed[0, 3] + 1) % 40
-    other = transformer.apply(params, config, changed, segment, position)
+    other = apply(params, config, changed, segment, position)
     assert (hidden[0, 4:] == other[0, 4:]).all()
-    plain = transformer.apply(params, dataclasses.replace(config, key_shift=False), tokens, segment, position)
+    plain = apply(params, dataclasses.replace(config, key_shift=False), tokens, segment, position)
     assert not np.allclose(hidden[0, 1:4], plain[0, 1:4], atol=1e-2)
 
 
 @pytest.mark.parametrize(("remat", "layers"), [("full", 2), ("dots", 5)])
 def test_rematerialisation_changes_no_number(remat, layers):
     config = dataclasses.replace(VARIANTS["quickstart"], n_layers=layers)
-    params = params_of(config)
+    params = drawn(config)
     inputs = packed_row((5, 8), 16)
 
     def grad(config):
@@ -141,7 +136,7 @@ def test_every_parameter_names_every_axis(name):
 
 def test_mimetic_layers_copy_what_they_attend_to_and_key_shift_starts_split():
     config = dataclasses.replace(VARIANTS["quickstart"], n_heads=4, n_kv_heads=4, head_dim=8)
-    attention = transformer.init(config, jax.random.key(0))["blocks"]["attention"]
+    attention = jax.jit(transformer.init, static_argnums=0)(config, jax.random.key(0))["blocks"]["attention"]
     values_out = np.einsum("ldkh,lkhe->lde", attention["wv"], attention["wo"])
     np.testing.assert_allclose(values_out, np.tile(0.7 * np.eye(32), (2, 1, 1)), atol=1e-5)
     np.testing.assert_allclose(jax.nn.sigmoid(attention["key_shift"])[0, :, 0], [0.92, 0.92, 0.08, 0.08], rtol=1e-5)
@@ -149,10 +144,10 @@ def test_mimetic_layers_copy_what_they_attend_to_and_key_shift_starts_split():
 
 
 def test_bfloat16_computes_near_float32_from_the_same_masters():
-    config, params = TINY, params_of(TINY)
+    config, params = TINY, drawn(TINY)
     inputs = packed_row((5, 8), 16)
-    exact = transformer.apply(params, config, *inputs)
-    short = transformer.apply(params, dataclasses.replace(config, dtype="bfloat16"), *inputs)
+    exact = apply(params, config, *inputs)
+    short = apply(params, dataclasses.replace(config, dtype="bfloat16"), *inputs)
     assert short.dtype == jnp.bfloat16
     np.testing.assert_allclose(short.astype(jnp.float32)[0, :13], exact[0, :13], atol=0.15)
 

@@ -11,8 +11,10 @@ import pytest
 from models import transformer
 from models.config import ModelConfig
 from models.sampling import Sampling
-from rl.rollout.engine import CapacityError, Engine, EngineClosed, EngineError, first_stop, request_key
+from rl.rollout.engine import CapacityError, Engine, EngineClosed, EngineError, request_key
+from rl.rollout.stops import first_stop
 from rl.rollout.weights import snapshot
+from tests.models.weights import drawn
 
 CONFIG = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
 END = 63
@@ -27,7 +29,7 @@ def view(ids):
 
 @pytest.fixture(scope="module")
 def params():
-    return transformer.init(CONFIG, jax.random.key(0))
+    return drawn(CONFIG)
 
 
 def make_engine(params, **kwargs):
@@ -55,20 +57,25 @@ def greedy_by_apply(params, ids, n):
     for _ in range(n):
         tokens = jnp.array([ids + [0] * (48 - len(ids))])
         segment = (jnp.arange(48) < len(ids)).astype(jnp.int32)[None]
-        hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
-        ids.append(int(jnp.argmax(transformer.unembed(params, CONFIG, hidden)[0, len(ids) - 1])))
+        ids.append(int(jnp.argmax(_logits(params, tokens, segment)[0, len(ids) - 1])))
     return ids
 
 
+@jax.jit
+def _logits(params, tokens, segment):
+    hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
+    return transformer.unembed(params, CONFIG, hidden)
+
+
 def slow(engine, monkeypatch, seconds=0.02, before=lambda: None):
-    decode = engine._device.decode
+    decode = engine._rounds.device.decode
 
     def slower(*args, **kwargs):
         before()
         time.sleep(seconds)
         return decode(*args, **kwargs)
 
-    monkeypatch.setattr(engine._device, "decode", slower)
+    monkeypatch.setattr(engine._rounds.device, "decode", slower)
 
 
 def in_thread(call):
@@ -174,7 +181,7 @@ def test_end_id_is_kept_and_ends_the_turn(params):
     engine = make_engine(params, end_ids=(ids[5],))
     n = ids.index(ids[5]) + 1
     turn = engine.open(key(3), Sampling()).generate(PROMPT, max_tokens=12, stop=(view([ids[5]]),))
-    assert (turn.ids, turn.reason) == (ids[:n], "end")
+    assert (turn.ids, turn.reason) == (ids[:n], "stop")
     engine.close()
 
 
@@ -194,7 +201,7 @@ def test_fork_continues_as_its_parent_would(engine):
     turns = [s.generate([4, 4], max_tokens=8) for s in (parent, twin, other)]
     assert turns[0] == turns[1] and turns[0].ids != turns[2].ids
     assert engine.stats()["tokens_prefilled"] - before == 3 * 2  # the last sampled token and 4: no prompt again
-    with pytest.raises(TimeoutError, match="no 2 free rows of 4"):
+    with pytest.raises(TimeoutError, match="3 of 4 sessions are open after 0.01 s, no place for 2 more"):
         twin.fork(2, timeout_s=0.01)
     parent.close()
     a, b = (s.generate([1], max_tokens=8).ids for s in twin.fork(2))
@@ -215,30 +222,123 @@ def test_all_shapes_are_compiled_by_warm_up(params):
     engine.close()
 
 
-def test_open_waits_its_turn_for_a_row(engine):
+def test_open_waits_its_turn_for_a_place(engine):
     held = [engine.open(key(i), GREEDY) for i in range(4)]
-    with pytest.raises(TimeoutError, match="no 1 free rows of 4"):
+    with pytest.raises(TimeoutError, match="4 of 4 sessions are open .* no place for 1 more"):
         engine.open(key(9), GREEDY, timeout_s=0.01)
     waiting = [in_thread(lambda i=i: engine.open(key(i), GREEDY)) for i in range(2)]
     held[0].close()
-    held[0].close()  # idempotent: one row is freed, not two
+    held[0].close()  # idempotent: one place is free, not two
     held[1].close()
     for thread, _ in waiting:
         thread.join(5)
-    rows = {s.row for _, out in waiting for s in out} | {s.row for s in held[2:]}
-    assert rows == {0, 1, 2, 3} and engine.stats()["free_rows"] == 0
+    sessions = held[2:] + [s for _, out in waiting for s in out]
+    for session in sessions:
+        session.generate([1], max_tokens=1)
+    assert {s.row for s in sessions} == {0, 1, 2, 3} and engine.stats()["free_rows"] == 0
 
 
-def test_deadline_leaves_the_session_as_it_was(engine, monkeypatch, params):
+def test_sessions_beyond_the_residents_lend_rows_and_go_on_as_if_they_had_stayed(params):
+    """The one that was idle for longest gives its row up, and its KV is computed again before its next token."""
+    engine = make_engine(params, lanes=2, residents=2, sessions=5)
+    try:
+        sessions = [engine.open(key(i), GREEDY) for i in range(5)]
+        ids = [[7 * i + j for j in range(3)] for i in range(5)]
+        for turn in range(3):
+            for session, own in zip(sessions, ids, strict=True):
+                own += [turn, 1, *session.generate([*(own if turn == 0 else []), turn, 1], max_tokens=4).ids]
+        assert [s.ids for s in sessions] == ids
+        for own in ids:
+            assert own == grown(params, own)
+        assert engine.stats()["evictions"] == 13 and engine.stats()["free_rows"] == 0
+        assert [s.row is not None for s in sessions] == [False] * 3 + [True] * 2
+    finally:
+        engine.close()
+
+
+def grown(params, ids):
+    """The ids of an episode of the test above, from its prompt of three: greedy after [turn, 1] thrice."""
+    own = ids[:3]
+    for turn in range(3):
+        own = greedy_by_apply(params, [*own, turn, 1], 4)
+    return own
+
+
+def test_members_of_a_group_share_one_prefill_of_their_prompt(params, monkeypatch):
+    prompt = [i * 11 % 61 for i in range(20)]
+
+    def ran(prompts, residents):
+        engine = make_engine(params, lanes=3, residents=residents, sessions=max(residents, 6))
+        gate = threading.Event()
+        hold, _ = in_thread(lambda: engine._on_thread(lambda: gate.wait(30)))  # all calls arrive before the first plan
+        sessions = [engine.open(key(i), Sampling()) for i in range(6)]
+        calls = [
+            in_thread(lambda s=s, p=p: s.generate(p, max_tokens=9)) for s, p in zip(sessions, prompts, strict=True)
+        ]
+        while engine.stats()["requests"] < 6:
+            time.sleep(0.001)
+        gate.set()
+        for thread in (hold, *(thread for thread, _ in calls)):
+            thread.join(60)
+        stats = engine.stats()
+        late = engine.open(key(0), Sampling(), timeout_s=1) if residents > 6 else None
+        again = late.generate(prompts[0], max_tokens=9) if late else calls[0][1][0]
+        assert again == calls[0][1][0]  # a latecomer finds the leader's row, which has gone on
+        late = stats["tokens_prefilled"] if late is None else engine.stats()["tokens_prefilled"]
+        engine.close()
+        return [out[0] for _, out in calls], stats, late
+
+    turns, stats, after = ran([prompt] * 6, 7)
+    assert (stats["tokens_prefilled"], stats["tokens_copied"], stats["copies"], after) == (19, 5 * 19, 5, 19)
+    other, apart, _ = ran([prompt[:19] + [i] if i else prompt for i in range(6)], 7)
+    assert apart["copies"] == 5  # they differ in the last id alone, which is not cached before it is sampled after
+    assert turns[0] == other[0] and len({tuple(t.ids) for t in turns}) == 6
+    alone, none, _ = ran([prompt, *([i, *prompt[1:]] for i in range(1, 6))], 6)
+    assert none["copies"] == 0 and alone[0] == turns[0]
+    few, _, _ = ran([prompt] * 6, 3)  # some find no row at first
+    assert few == turns
+
+
+def test_deadline_ends_the_turn_with_what_there_is(engine, monkeypatch, params):
     session = engine.open(key(0), GREEDY)
     session.generate(PROMPT, max_tokens=2)
-    ids = session.ids
     with monkeypatch.context() as patch:
         slow(engine, patch, 0.2)
-        with pytest.raises(TimeoutError, match="no complete turn in 0.05 s"):
-            session.generate([1, 2], max_tokens=20, deadline_s=0.05)
-    assert session.ids == ids
-    assert session.generate([3], max_tokens=5).ids == greedy_by_apply(params, ids + [3], 5)[-5:]
+        turn = session.generate([1, 2], max_tokens=20, deadline_s=0.3)
+        none = session.generate([], max_tokens=20, deadline_s=0.05)
+    assert (turn.reason, none.reason, none.ids) == ("time", "time", []) and len(turn.ids) in (0, 4, 8)
+    assert session.ids == greedy_by_apply(params, [*session.ids[:9]], len(turn.ids))
+    assert session.generate([3], max_tokens=5).ids == greedy_by_apply(params, session.ids[:-5], 5)[-5:]
+
+
+def test_a_cancelled_turn_keeps_its_tokens_and_its_session(engine, monkeypatch, params):
+    with monkeypatch.context() as patch:
+        slow(engine, patch, 0.05)
+        session = engine.open(key(0), GREEDY)
+        thread, out = in_thread(lambda: session.generate(PROMPT, max_tokens=40))
+        while not engine.stats()["rounds"]:
+            time.sleep(0.001)
+        session.cancel()
+        thread.join(5)
+    assert out[0].reason == "cancelled" and 0 < len(out[0].ids) < 40
+    session.cancel()  # nothing in flight: nothing happens
+    assert session.generate([3], max_tokens=5).ids == greedy_by_apply(params, session.ids[:-5], 5)[-5:]
+
+
+def test_drain_lets_turns_end_and_begins_none(engine, monkeypatch):
+    slow(engine, monkeypatch, 0.05)
+    session = engine.open(key(0), GREEDY)
+    thread, out = in_thread(lambda: session.generate(PROMPT, max_tokens=20))
+    while not engine.stats()["rounds"]:
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError, match="1 turns run on after 0.01 s"):
+        engine.drain(0.01)
+    assert session.generate([1], max_tokens=1).reason == "cancelled"
+    engine.drain(10)
+    thread.join(1)
+    assert (out[0].reason, len(out[0].ids)) == ("length", 20)
+    with pytest.raises(EngineClosed, match="draining"):
+        engine.open(key(1), GREEDY)
 
 
 def test_close_wakes_everyone_and_leaves_nothing(params, monkeypatch):
@@ -255,16 +355,53 @@ def test_close_wakes_everyone_and_leaves_nothing(params, monkeypatch):
     for thread, _ in callers:
         thread.join(2)
         assert not thread.is_alive()
-    assert all(out[0].reason == "closed" for _, out in callers[:4])
+    assert all(out[0].reason == "cancelled" for _, out in callers[:4])
     assert all(isinstance(out[0], EngineClosed) for _, out in callers[4:])
     engine.close()  # idempotent
     stats = engine.stats()
     assert (stats["busy_lanes"], stats["requests"], stats["sessions"], stats["free_rows"]) == (0, 0, 0, 4)
     assert not engine._thread.is_alive()
-    assert sessions[0].generate([1], max_tokens=1).reason == "closed"
+    assert sessions[0].generate([1], max_tokens=1).reason == "cancelled"
     for call in (lambda: engine.open(key(0), GREEDY), lambda: engine.publish(params, 1), engine.warm_up):
         with pytest.raises(EngineClosed):
             call()
+
+
+def test_close_wakes_everyone_though_a_program_hangs(params, monkeypatch):
+    engine = make_engine(params)
+    sessions = [engine.open(key(i), GREEDY) for i in range(4)]
+    started, go = threading.Event(), threading.Event()
+    slow(engine, monkeypatch, 0.0, lambda: (started.set(), go.wait(30)))
+    callers = [in_thread(lambda: sessions[0].generate(PROMPT, max_tokens=40))]
+    started.wait(10)
+    callers += [in_thread(engine.warm_up), in_thread(lambda: engine.open(key(9), GREEDY))]
+    while engine.stats()["waiting_opens"] < 1 or not engine._commands:
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError, match="has not returned in 0.1 s"):
+        engine.close(0.1)
+    for thread, _ in callers:
+        thread.join(2)
+        assert not thread.is_alive()
+    assert callers[0][1][0].reason == "cancelled"
+    assert all(isinstance(out[0], EngineClosed) for _, out in callers[1:])
+    go.set()
+    engine.close(10)
+
+
+def test_forked_children_keep_what_they_were_given(params):
+    """A child that waits for its world is no longer idle than its parent."""
+    engine = make_engine(params, lanes=2, residents=4, sessions=8)
+    try:
+        old = [engine.open(key(i), GREEDY) for i in range(3)]
+        for session in old:
+            session.generate(PROMPT, max_tokens=2)
+        parent = engine.open(key(5), GREEDY)
+        parent.generate(PROMPT * 2, max_tokens=2)
+        children = parent.fork(3)
+        assert all(child.row is not None and child._cached for child in children)
+        assert [s.row for s in old] == [None] * 3 and parent.row is not None
+    finally:
+        engine.close()
 
 
 def test_a_session_closed_by_another_thread_ends_its_call(engine, monkeypatch, params):
@@ -275,9 +412,8 @@ def test_a_session_closed_by_another_thread_ends_its_call(engine, monkeypatch, p
         time.sleep(0.001)
     session.close()
     thread.join(5)
-    assert out[0].reason == "closed" and engine.stats()["free_rows"] == 4
-    new = engine.open(key(0), GREEDY)
-    assert new.row == session.row  # the row is used again at once, whatever a late round still writes
+    assert out[0].reason == "cancelled" and engine.stats()["free_rows"] == 4
+    new = engine.open(key(0), GREEDY)  # its row is used again at once, whatever a late round still writes
     assert new.generate([3, 1], max_tokens=9).ids == greedy_by_apply(params, [3, 1], 9)[2:]
 
 
@@ -333,7 +469,7 @@ def test_a_dead_thread_reaches_every_caller(params, monkeypatch):
     def broken(*args, **kwargs):
         raise FloatingPointError("chip on fire")
 
-    monkeypatch.setattr(engine._device, "decode", broken)
+    monkeypatch.setattr(engine._rounds.device, "decode", broken)
     callers = [in_thread(lambda s=s: s.generate(PROMPT, max_tokens=4)) for s in sessions]
     for thread, out in [*callers, (blocked, opened)]:
         thread.join(5)
@@ -361,6 +497,8 @@ def test_errors_name_got_and_wanted(engine, params):
         "got version -1, want at least 0": lambda: engine.publish(params, -1),
         "contexts=": lambda: make_engine(params, contexts=(16, 32)),
         "lanes=5": lambda: make_engine(params, lanes=5),
+        "sessions=3": lambda: make_engine(params, sessions=3),
+        "kv_on_update='keeps'": lambda: make_engine(params, kv_on_update="keeps"),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

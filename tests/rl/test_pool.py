@@ -6,12 +6,10 @@ import itertools
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 
 from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
-from models import transformer
 from models.config import ModelConfig
 from models.sampling import Sampling
 from rl.rollout.engine import Engine
@@ -19,6 +17,7 @@ from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool, PoolClosed, PoolError
 from rl.rollout.watched import guarded
 from rl.types import Row, Status, Trajectory
+from tests.models.weights import drawn
 
 TASK = Task("task-0", "toy", "train", 0, (), {})
 
@@ -32,7 +31,7 @@ class FakeSession:
             self._wake.wait()
         if self.engine.error:
             raise self.engine.error
-        return "closed" if self._wake.is_set() else "stop"
+        return "cancelled" if self._wake.is_set() else "stop"
 
     def close(self):
         self._wake.set()
@@ -87,7 +86,7 @@ def row():
 def episode(env, task, codec, session, *, ticket, member, call_deadline_s):
     """One turn of one action: its name is `ticket/member`."""
     env.reset(task)
-    if session.generate() == "closed":
+    if session.generate() == "cancelled":
         return Trajectory(task.task_id, ticket, member, Status.CANCELLED, (), {}, {})
     step = guarded("step", env.step, f"{ticket}/{member}")
     if not isinstance(step, Step):
@@ -405,20 +404,37 @@ def test_errors_name_the_remedy():
         make_pool(threads=0)
 
 
+@pytest.mark.parametrize("how", [{"greedy": True}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_training_samples_by_temperature_alone(how):
+    pool = make_pool(sampling=Sampling(**how))
+    with pytest.raises(ValueError, match="want temperature alone"):
+        pool.submit_group(0, TASK, 2)
+    assert len(pool.run_many([TASK])) == 1  # an evaluation may
+    assert pool.close()
+
+
+def test_training_has_no_constraint():
+    pool = make_pool(constraint=object(), episode=lambda *args, constraint, **kwargs: episode(*args, **kwargs))
+    with pytest.raises(ValueError, match="got a constraint, want none"):
+        pool.submit_group(0, TASK, 2)
+    assert len(pool.run_many([TASK])) == 1  # an evaluation may
+    assert pool.close()
+
+
 class CharCodec:
     """Ids 0-63 are the characters from "0" on; 63 ends a turn."""
 
     end_ids = (63,)
     world_role, opened = "tool", ""
 
-    def start(self, messages):
+    def start(self, messages, tools=()):
         return [ord(c) - 48 for m in messages for c in m.content]
 
     def turn_text(self, ids):
         return self.view(ids[:-1] if ids[-1:] == [63] else ids)
 
-    def extend(self, sampled_ids, text, role="tool", before=()):
-        return [ord(c) - 48 for c in text]
+    def extend_by(self, sampled_ids, messages, before=(), tools=()):
+        return [ord(c) - 48 for m in messages for c in m.content]
 
     def view(self, ids):
         return "".join(chr(48 + i) for i in ids)
@@ -449,7 +465,7 @@ class EchoEnv:
 def test_real_episodes_are_a_function_of_their_address_alone():
     """Pool, worker and engine together: threads, lanes and failures of the world change nothing in what is trained."""
     config = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
-    params = transformer.init(config, jax.random.key(0))
+    params = drawn(config)
     task = Task("t", "echo", "train", 0, (Message("user", "0123"),), {})
 
     def run(threads, fails):

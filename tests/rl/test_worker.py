@@ -1,5 +1,7 @@
 """An episode ends for exactly one reason, its row is what was sampled and given, and a broken world is data."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -17,14 +19,15 @@ class ByteCodec:
     end_ids = (END,)
     world_role, opened = "tool", ""
 
-    def start(self, messages):
+    def start(self, messages, tools=()):
         return [*map(ord, "|".join(m.content for m in messages)), END, ASSISTANT]
 
     def turn_text(self, ids):
         return self.view(ids[:-1] if ids and ids[-1] == END else ids)
 
-    def extend(self, sampled, text, role="tool", before=()):
-        return [*([] if sampled and sampled[-1] == END else [END]), *map(ord, text), END, ASSISTANT]
+    def extend_by(self, sampled, messages, before=(), tools=()):
+        (answer,) = messages
+        return [*([] if sampled and sampled[-1] == END else [END]), *map(ord, answer.content), END, ASSISTANT]
 
     def view(self, ids):
         return "".join(chr(i) if i > 1 else "#" for i in ids)
@@ -40,7 +43,7 @@ class Script:
         self.turns, self.capacity, self.on_turn = list(turns), capacity, on_turn
         self.calls, self.length = [], 0
 
-    def generate(self, new_ids, *, max_tokens, stop=(), deadline_s=None):
+    def generate(self, new_ids, *, max_tokens, stop=(), deadline_s=None, constraint=None):
         self.calls.append((list(new_ids), max_tokens, stop))
         self.length += len(new_ids)
         if self.length >= self.capacity:
@@ -48,12 +51,12 @@ class Script:
         text = self.turns.pop(0)
         self.on_turn(len(self.calls))
         if text is None:
-            return Turn([], [], [], "closed")
+            return Turn([], [], [], "cancelled")
         ids, reason = [], "length"
         for c in text[: min(max_tokens, self.capacity - self.length)]:
             ids.append(END if c == "$" else ord(c))
             if c == "$":
-                reason = "end"
+                reason = "stop"
                 break
             if any(s in "".join(map(chr, ids)) for s in stop):
                 reason = "stop"
@@ -61,6 +64,14 @@ class Script:
         self.length += len(ids)
         n = len(self.calls)
         return Turn(ids, [-0.1 * n] * len(ids), [n] * len(ids), reason)
+
+
+class Forced(Script):
+    """Its first and third token of every turn were forced by the constraint that it was given."""
+
+    def generate(self, new_ids, *, constraint, **kwargs):
+        self.constraint = constraint
+        return dataclasses.replace(super().generate(new_ids, **kwargs), forced=(0, 2))
 
 
 class Env:
@@ -117,6 +128,16 @@ def test_two_turns_token_by_token():
     assert trajectory.status is Status.DONE and trajectory.facts == {"success": True, "f1": 1.0}
     assert [new for new, _, _ in session.calls] == [[113, 0, 1], [0, *map(ord, "obs"), 0, 1]]  # new tokens only
     assert session.calls[0][1:] == (20, ("</s>",))
+
+
+def test_a_forced_token_is_no_action():
+    session, constraint = Forced("a</s>", "yes$"), object()
+    trajectory = play(Env(step("obs"), step("bye", done=True)), session, constraint=constraint)
+    (row,) = trajectory.rows
+    assert session.constraint is constraint
+    # of a</s> without its first and third character, and of yes$
+    assert text_of(row, row.action_mask) == "<s>e#" and "a</s>" in text_of(row) and "yes#" in text_of(row)
+    assert row.behavior_logp[row.action_mask].tolist() == pytest.approx([-0.1] * 3 + [-0.2] * 2)
 
 
 def test_token_that_crosses_the_stop_is_trained_and_the_world_sees_up_to_the_string():

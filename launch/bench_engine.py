@@ -156,12 +156,12 @@ def step(config: ModelConfig, params: Any, rng: np.random.Generator, *, context:
         def one(_: Any, x: Any) -> Any:
             for i in range(config.n_layers):
                 block = jax.tree.map(lambda w: w[i], params["blocks"])  # noqa: B023
-                q, k, v = (jnp.einsum("sd,dnh->snh", x, block[name]) for name in ("wq", "wk", "wv"))
+                q, k, v = (jnp.einsum("sd,dnh->snh", x, block["attention"][name]) for name in ("wq", "wk", "wv"))
                 q = q.reshape(SESSIONS, config.n_kv_heads, -1, config.head_dim)
                 seen = jax.nn.softmax(jnp.einsum("skgh,skch->skgc", q, keys[i]), axis=-1)
                 mixed = jnp.einsum("skgc,skch->skgh", seen, keys[i]).reshape(SESSIONS, -1, config.head_dim)
-                x = x + jnp.einsum("snh,nhd->sd", mixed, block["wo"]) + jnp.sum(k + v) * 1e-9
-                x = x + (jax.nn.silu(x @ block["gate"]) * (x @ block["up"])) @ block["down"]
+                x = x + jnp.einsum("snh,nhd->sd", mixed, block["attention"]["wo"]) + jnp.sum(k + v) * 1e-9
+                x = x + (jax.nn.silu(x @ block["mlp"]["gate"]) * (x @ block["mlp"]["up"])) @ block["mlp"]["down"]
                 x = x / (1 + jnp.max(jnp.abs(x)))
             return x + jnp.max(x @ params["embed"].T) * 1e-9
 

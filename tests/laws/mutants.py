@@ -367,7 +367,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "session._cached = len(session._ids)\n        self._finish(request, reason)",
     ),
     Mutant(
-        "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
+        "tests/laws/test_engine.py::test_a_turn_that_ends_on_the_device_leaves_no_trace[key_shift]",
         "rl/rollout/device.py",
         "remaining = jnp.where(goes_on & ~before.alive[place], 0, lanes.remaining)",
         "remaining = lanes.remaining",

@@ -116,6 +116,21 @@ def test_tokens_that_were_sampled_past_a_stop_leave_no_trace(config):
 
 
 @CONFIGS
+def test_a_turn_that_ends_on_the_device_leaves_no_trace(config):
+    """The round after the one with the end id has begun when that is read: the lane must do nothing in it."""
+    params = make_params(config)
+    engine = make_engine(config, params, end_ids=tuple(range(0, 64, 6)), round_tokens=2)
+    given = worlds(4, turns=4)
+    with engine.open(request_key(0, 4, 0), Sampling()) as session:
+        turns = [session.generate(new_ids, max_tokens=7) for new_ids in given]
+        ids = session.ids
+    engine.close()
+    assert sum(turn.reason == "stop" for turn in turns) >= 2
+    position, logp, _ = sampled(given, turns)
+    np.testing.assert_allclose(logp, learner_logp(config, params, ids, 1.0)[position], atol=1e-4, rtol=0)
+
+
+@CONFIGS
 @pytest.mark.parametrize("rounds", [0, 1, 3, 4, 6])
 def test_logp_is_that_of_the_version_that_sampled_the_token(config, rounds):
     """CASES D5, D9: weights change after so many rounds: before the first, within a turn, between turns."""

@@ -5,7 +5,7 @@ Run:     python -m launch.quickstart --config=configs/search_smollm2.py --workdi
          python -m launch.quickstart --config=configs/search_smollm2.py:lora=false --workdir=runs/search_smollm2/full
 Ask it:  python -m launch.play --config=configs/search_smollm2.py --ask="What is the capital of France?" --greedy
 Cost:    adapters 91 minutes on two shared cores (15 warm start, 69 RL, 8 evaluation), 4.7 GB; whole 31 minutes (9, 15,
-         7) with half as many steps and episodes, 6.7 GB. Compute is float32: bfloat16 costs a CPU twice as much.
+         7) with half as many steps and episodes, 5.8 GB. Compute is float32: bfloat16 costs a CPU twice as much.
 Result:  held-out sampled success .26 -> .73 with adapters (seed 0, 128 tasks): it learns to search twice, always.
          Whole, in batches of 16 episodes: .15 -> .09, a failure. See LOG.md, 2026-11-30.
 """

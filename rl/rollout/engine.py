@@ -6,6 +6,7 @@ Sessions beyond R lend rows to each other (rl/rollout/residents.py), and a group
 
 Same request, same tokens in any batch mix: a token's randomness is fold_in(session key, position), every program has
 one fixed number of rows, and the attention width under which a token is computed is a function of its position alone.
+KV that is computed again (after an eviction, an interruption or an update) is the same to float noise only.
 """
 
 import logging
@@ -178,13 +179,13 @@ class Engine:
             self._draining = True
             self._places.notify_all()
             drained = self._places.wait_for(lambda: self._ended() or not self._requests, timeout_s)
-            self._raise_if_failed()
+            self._raise_if_ended()
             if not drained:
                 raise TimeoutError(f"drain: {len(self._requests)} turns run on after {timeout_s} s; close the engine")
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End the thread after its running program, wake every caller ("cancelled" or EngineClosed), free all rows;
-        idempotent.
+        """Wake every caller at once ("cancelled" or EngineClosed), free all rows, and end the thread after its running
+        program; idempotent.
 
         Errors: TimeoutError if the thread has not ended after `timeout_s`: a device program hangs.
         """

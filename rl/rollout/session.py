@@ -106,8 +106,8 @@ class Session:
     def fork(
         self, n: int, *, keys: Sequence[UInt32[np.ndarray, "2"]] | None = None, timeout_s: float | None = None
     ) -> "list[Session]":
-        """`n` new sessions with these ids and, while rows are free, a copy of this KV; session i samples with keys[i],
-        or fold_in(key, 2³¹ + i).
+        """`n` new sessions with these ids and a copy of this KV, in rows that are free or whose sessions are idle for
+        longest (one that gets none computes it again); session i samples with keys[i], or fold_in(key, 2³¹ + i).
 
         Blocks until `n` more sessions may be open: threads that all hold sessions and wait for forks wait for each
         other, so give `timeout_s` where that can be. Errors: as `Engine.open`.

@@ -29,6 +29,7 @@ CAUSAL_BLOCK = 64
 MAX_BLOCKS = 8
 SPLASH_LANES = 128  # blocks of tokens, and on a TPU the head dimension, are multiples of this
 SPLASH_BLOCKS = (512, 256, 128)
+MATVECS = 8  # queries of a decode step's kv head that a CPU takes one by one
 CUDNN_HEAD_DIM = 128  # at most; multiples of 8
 
 
@@ -233,6 +234,17 @@ def attend_parts(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Arr
 
     One maximum over all parts; then sums and mixes add up.
     """
+    if jax.default_backend() == "cpu" and q.shape[1] > 1:
+        # Row after row: the scores of one stay in the processor's cache, where those of all do not.
+        return jax.lax.map(lambda row: _attend_parts(row[0][None], _whole(row[1]))[0], (q, tuple(parts)))
+    return _attend_parts(q, parts)
+
+
+def _whole(parts: Sequence[Part]) -> list[Part]:
+    return [Part(*(x[None] for x in part)) for part in parts]
+
+
+def _attend_parts(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Array, "B t N H"]:
     rows, length, heads, dim = q.shape
     kv_heads = parts[0].k.shape[1]
     groups = heads // kv_heads
@@ -240,19 +252,26 @@ def attend_parts(q: Float[Array, "B t N H"], parts: Sequence[Part]) -> Float[Arr
     q = q.reshape(rows, kv_heads, groups * length, dim)
     scores = []
     for part in parts:
-        score = jnp.einsum("bkmh,bksh->bkms", q, part.k, precision=exact(q.dtype), preferred_element_type=jnp.float32)
+        score = _product("bkmh,bksh->bkms", q, part.k)
         scores.append(jnp.where(jnp.tile(part.seen, (1, groups, 1))[:, None], score, MASKED))
     top = jnp.max(jnp.stack([jnp.max(score, axis=-1) for score in scores]), axis=0)[..., None]
     total, mixed = 0.0, 0.0
     for score, part in zip(scores, parts, strict=True):
         weight = jnp.exp(score - top)
         total = total + jnp.sum(weight, axis=-1, keepdims=True)
-        mixed = mixed + jnp.einsum(
-            "bkms,bksh->bkmh",
-            weight.astype(q.dtype),
-            part.v,
-            precision=exact(q.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        mixed = mixed + _product("bkms,bksh->bkmh", weight.astype(q.dtype), part.v)
     mixed = (mixed / total).astype(q.dtype)
     return mixed.reshape(rows, heads, length, dim).transpose(0, 2, 1, 3)
+
+
+def _product(subscripts: str, few: Float[Array, "B K m _"], keys: Keys) -> Float[Array, "B K m _"]:
+    """The queries' scores, or the mix of their values, in float32."""
+
+    def product(subscripts: str, few: Array) -> Array:
+        return jnp.einsum(subscripts, few, keys, precision=exact(few.dtype), preferred_element_type=jnp.float32)
+
+    if jax.default_backend() == "cpu" and few.shape[2] <= MATVECS:
+        # A matrix of a few rows is packed for every product; a vector is not, and the keys are read as they lie.
+        one = subscripts.replace("m", "")
+        return jnp.stack([product(one, few[:, :, i]) for i in range(few.shape[2])], axis=2)
+    return product(subscripts, few)

@@ -11,9 +11,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from models.config import ModelConfig
-from models.kv_cache import Columns, KVCache, NewKeys, append, gather
+from models.kv_cache import KVCache, NewKeys, append, gather
 from models.sampling import Cut, sample
-from models.transformer import Params, Past, Stack, apply_cached, by_layer, final_norm, head_logits, stack_layers
+from models.transformer import (
+    UNROLLED_LAYERS,
+    Params,
+    Past,
+    Stack,
+    apply_cached,
+    by_layer,
+    final_norm,
+    head_logits,
+    stack_layers,
+)
 
 
 def prefill(
@@ -34,10 +44,9 @@ def prefill(
     DONATE `cache`.
     """
     sound = (start <= context) & (start + n_new <= cache.capacity) & (n_new <= tokens.shape[1])
-    near = gather(cache, rows, context)
     position = start[:, None] + jnp.arange(tokens.shape[1])
     params = params | {"blocks": by_layer(config, params["blocks"])}
-    keys, values, last_key = _by_layer(config, near)
+    keys, values, last_key = _near(config, cache, rows, context)
     past = [_cached(keys, values, start, context)] if context else []
     x, new = apply_cached(params, config, tokens, position, past, last_key)
     cache = append(cache, stack_layers(config, new), rows, start, jnp.where(sound, n_new, 0))
@@ -107,9 +116,8 @@ def decode_round(
     index `cache.rows` and remaining 0. DONATE `cache`.
     """
     sound = lengths <= context
-    near = gather(cache, rows, context)
     params = params | {"blocks": by_layer(config, params["blocks"])}
-    old_keys, old_values, last_key = _by_layer(config, near)
+    old_keys, old_values, last_key = _near(config, cache, rows, context)
     old = [_cached(old_keys, old_values, lengths, context)] if context else []
     lanes = rows.shape[0]
     fresh = jnp.zeros((config.n_layers, lanes, config.n_kv_heads, n, config.head_dim), config.dtype)
@@ -205,5 +213,10 @@ def _last_keys(config: ModelConfig, added: Stack) -> Stack:
     return added.raw_key[..., 0, :] if isinstance(added, NewKeys) else tuple(x.raw_key[..., 0, :] for x in added)
 
 
-def _by_layer(config: ModelConfig, near: Columns) -> tuple[Stack, Stack, Stack]:
-    return tuple(None if x is None else by_layer(config, x) for x in near)
+def _near(config: ModelConfig, cache: KVCache, rows: Int[Array, "S"], context: int) -> tuple[Stack, Stack, Stack]:
+    """`gather`, by layer: keys, values, last keys."""
+    if config.n_layers > UNROLLED_LAYERS:
+        return tuple(gather(cache, rows, context))
+    # Layer by layer: a slice of what was gathered of all would be a second copy.
+    layers = [gather(cache, rows, context, layer) for layer in range(config.n_layers)]
+    return tuple(None if x[0] is None else tuple(x) for x in zip(*layers, strict=True))

@@ -19,10 +19,13 @@ from models.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys (after RoPE) and values by layer, row and position; with a key shift also each row's last unshifted key."""
+    """Keys (after RoPE) and values by layer, row, head and position; with a key shift also each row's last unshifted key.
 
-    k: Float[Array, "L R C K H"]
-    v: Float[Array, "L R C K H"]
+    Positions stand next to each other within a head: attention reads them so, and a row's are copied in long runs.
+    """
+
+    k: Float[Array, "L R K C H"]
+    v: Float[Array, "L R K C H"]
     last_key: Float[Array, "L R K H"] | None
 
     @property
@@ -32,7 +35,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Most ids a row can hold; no session has more, the one outside the cache included."""
-        return self.k.shape[2]
+        return self.k.shape[3]
 
 
 class NewKeys(NamedTuple):
@@ -47,30 +50,30 @@ def alloc(config: ModelConfig, rows: int, capacity: int) -> KVCache:
     """An empty cache in the compute dtype: 2 · L · rows · capacity · K · H values."""
     if rows < 1 or capacity < 1:
         raise ValueError(f"cache: got rows={rows}, capacity={capacity}, want at least 1 of each")
-    shape = (config.n_layers, rows, capacity, config.n_kv_heads, config.head_dim)
+    shape = (config.n_layers, rows, config.n_kv_heads, capacity, config.head_dim)
     k, v = jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
-    last = jnp.zeros((*shape[:2], *shape[3:]), config.dtype) if config.key_shift else None
+    last = jnp.zeros((*shape[:3], shape[4]), config.dtype) if config.key_shift else None
     return KVCache(k, v, last)
 
 
 class Columns(NamedTuple):
-    """Some rows' first columns, heads before columns: the layout in which attention is plain batched matmuls."""
+    """Some rows' first columns, of one layer or of all."""
 
-    k: Float[Array, "L S K c H"]
-    v: Float[Array, "L S K c H"]
-    last_key: Float[Array, "L S K H"] | None
+    k: Float[Array, "*L S K c H"]
+    v: Float[Array, "*L S K c H"]
+    last_key: Float[Array, "*L S K H"] | None
 
 
-def gather(cache: KVCache, rows: Int[Array, "S"], context: int) -> Columns:
-    """A compact copy of columns [0, context) of some rows; a row index outside the cache reads zeros."""
+def gather(cache: KVCache, rows: Int[Array, "S"], context: int, layer: int | None = None) -> Columns:
+    """A compact copy of columns [0, context) of some rows, of one layer or of all; a row index outside the cache reads
+    zeros.
+    """
     if context > cache.capacity:
         raise ValueError(f"context: got {context}, want at most the capacity {cache.capacity}")
-
-    def take(x: Float[Array, "L R ..."]) -> Float[Array, "L S ..."]:
-        return x.at[:, rows].get(mode="fill", fill_value=0)
-
-    k, v = (take(x[:, :, :context]).transpose(0, 1, 3, 2, 4) for x in (cache.k, cache.v))
-    return Columns(k, v, None if cache.last_key is None else take(cache.last_key))
+    which = slice(None) if layer is None else layer
+    k, v = (x.at[which, rows, :, :context].get(mode="fill", fill_value=0) for x in (cache.k, cache.v))
+    last = cache.last_key
+    return Columns(k, v, None if last is None else last.at[which, rows].get(mode="fill", fill_value=0))
 
 
 def append(
@@ -84,8 +87,8 @@ def append(
     offset = jnp.arange(width)
     column = jnp.where(offset < n_new[:, None], start[:, None] + offset, cache.capacity)
     # `drop` covers unused lanes and dropped columns alike, but wraps negative indices: none can occur here.
-    k = cache.k.at[:, rows[:, None], column].set(new.k.transpose(0, 1, 3, 2, 4), mode="drop")
-    v = cache.v.at[:, rows[:, None], column].set(new.v.transpose(0, 1, 3, 2, 4), mode="drop")
+    k = cache.k.at[:, rows[:, None], :, column].set(new.k.transpose(1, 3, 0, 2, 4), mode="drop")
+    v = cache.v.at[:, rows[:, None], :, column].set(new.v.transpose(1, 3, 0, 2, 4), mode="drop")
     if cache.last_key is None:
         return KVCache(k, v, None)
     last = jnp.take_along_axis(new.raw_key, jnp.maximum(n_new - 1, 0)[None, :, None, None, None], axis=3)[:, :, :, 0]
@@ -98,9 +101,10 @@ def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "S"], *
     if context > cache.capacity:
         raise ValueError(f"context: got {context}, want at most the capacity {cache.capacity}")
 
-    def spread(x: Float[Array, "L R C K H"]) -> Float[Array, "L R C K H"]:
-        row = jnp.broadcast_to(x[:, source, :context][:, None], (x.shape[0], len(targets), context, *x.shape[3:]))
-        return x.at[:, targets, :context].set(row, mode="drop")
+    def spread(x: Float[Array, "L R K C H"]) -> Float[Array, "L R K C H"]:
+        row = x[:, source, :, :context][:, None]
+        row = jnp.broadcast_to(row, (row.shape[0], len(targets), *row.shape[2:]))
+        return x.at[:, targets, :, :context].set(row, mode="drop")
 
     last = cache.last_key
     if last is not None:

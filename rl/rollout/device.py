@@ -185,7 +185,7 @@ def _placed(cache: kv_cache.KVCache, mesh: Mesh | None) -> kv_cache.KVCache:
     def place(x, *axes):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
-    k, v = (place(x, None, None, None, heads, None) for x in (cache.k, cache.v))
+    k, v = (place(x, None, None, heads, None, None) for x in (cache.k, cache.v))
     return kv_cache.KVCache(k, v, None if cache.last_key is None else place(cache.last_key, None, None, heads, None))
 
 

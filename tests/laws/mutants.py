@@ -338,7 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_sessions.py::test_greedy_sessions_are_the_naive_forward_pass[plain]",
         "models/kv_cache.py",
-        'return x.at[:, targets, :context].set(row, mode="drop")',
+        'return x.at[:, targets, :, :context].set(row, mode="drop")',
         "return x",
     ),
     Mutant(

@@ -70,12 +70,12 @@ def test_weights_and_cache_lie_in_parts_and_adapters_are_merged():
             np.testing.assert_allclose(got, want, atol=1e-6)
         assert served["blocks"]["attention"]["wq"].sharding.mesh == mesh
         assert served["blocks"]["attention"]["wq"].addressable_shards[0].data.shape == (2, 32, 2, 8)
-        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 64, 1, 8)
+        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 1, 64, 8)
         engine.warm_up()
         compiles = engine.stats()["compiles"]
         engine.open(request_key(0, 0, 0), Sampling()).generate([1, 2, 3], max_tokens=9)
         assert engine.stats()["compiles"] == compiles
-        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 64, 1, 8)
+        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 1, 64, 8)
     finally:
         engine.close()
     with pytest.raises(ValueError, match="kv_heads.* of 4 is not divisible by mesh axis 'tensor' of 8"):

@@ -210,7 +210,7 @@ def test_a_full_cache_ends_the_lane_and_overwrites_nothing(prompt):
     )
     done = int(out.n_done[0])
     assert done == min(4, CAPACITY - prompt)
-    assert (cache.k[:, :, : prompt - 1] == before.k[:, :, : prompt - 1]).all()
+    assert (cache.k[..., : prompt - 1, :] == before.k[..., : prompt - 1, :]).all()
     ids += out.tokens[0, :done].tolist()
     np.testing.assert_allclose(out.logp[0, :done], score(params, SHIFTED, ids)[1][1][prompt : prompt + done], atol=1e-4)
     if len(ids) == CAPACITY:

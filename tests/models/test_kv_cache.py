@@ -22,15 +22,15 @@ def new_keys(lanes: int, width: int) -> NewKeys:
 def test_append_writes_valid_columns_only():
     cache = append(alloc(CONFIG, 3, 5), new_keys(2, 3), jnp.array([2, 0]), jnp.array([0, 1]), jnp.array([2, 3]))
     want = [[0, 11, 12, 13, 0], [0, 0, 0, 0, 0], [1, 2, 0, 0, 0]]
-    np.testing.assert_array_equal(cache.k[1, :, :, 0, 1], want)
-    np.testing.assert_array_equal(cache.v[0, :, :, 0, 0], -np.array(want))
+    np.testing.assert_array_equal(cache.k[1, :, 0, :, 1], want)
+    np.testing.assert_array_equal(cache.v[0, :, 0, :, 0], -np.array(want))
     np.testing.assert_array_equal(cache.last_key[0, :, 0, 0], [113, 0, 102])
 
 
 def test_nothing_is_written_past_capacity_or_for_unused_lanes():
     # Seven writes into five slots: the clamping write of JAX would put the seventh on the fifth.
     cache = append(alloc(CONFIG, 2, 5), new_keys(1, 7), jnp.array([1]), jnp.array([0]), jnp.array([7]))
-    np.testing.assert_array_equal(cache.k[0, 1, :, 0, 0], [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(cache.k[0, 1, 0, :, 0], [1, 2, 3, 4, 5])
     after = append(cache, new_keys(2, 3), jnp.array([2, 2]), jnp.array([0, 0]), jnp.array([3, 0]))
     np.testing.assert_array_equal(after.k, cache.k)
     # A lane with nothing new keeps its last key.
@@ -43,10 +43,13 @@ def test_gather_fork_and_free():
     forked = copy_row(cache, jnp.array(0), jnp.array([2, 3]), context=3)
     near = gather(forked, jnp.array([2, 1, 3]), 4)
     assert near.k.shape == (2, 3, 1, 4, 2)
+    one = gather(forked, jnp.array([2, 1, 3]), 4, 1)
+    for all_layers, own in zip(near, one, strict=True):
+        np.testing.assert_array_equal(all_layers[1], own)
     np.testing.assert_array_equal(near.k[0, :, 0, :, 0], [[1, 2, 3, 0], [0] * 4, [0] * 4])
     np.testing.assert_array_equal(near.last_key[1, :, 0, 0], [103, 0, 0])
     part = copy_row(cache, jnp.array(0), jnp.array([2]), context=2)
-    np.testing.assert_array_equal(part.k[0, 2, :, 0, 0], [1, 2, 0, 0, 0])
+    np.testing.assert_array_equal(part.k[0, 2, 0, :, 0], [1, 2, 0, 0, 0])
     emptied = free(forked, jnp.array([0, 2]))
     assert all(float(abs(x).sum()) == 0 for x in (emptied.k, emptied.v, emptied.last_key))
 

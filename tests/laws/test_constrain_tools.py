@@ -1,5 +1,5 @@
-"""Law: under eval.constrain_tools every turn in a world with tools is one call that parses, whatever the policy; without
-it a policy that knows nothing makes none. Training stays as it is.
+"""Law: under eval.constrain_tools every turn in a world with tools is one call that parses, whatever the policy;
+without it a policy that knows nothing makes none. Training stays as it is.
 """
 
 import dataclasses
@@ -74,9 +74,7 @@ def test_an_untrained_policy_calls_tools_in_every_turn_or_in_none(plan, parts):
 
 def test_a_world_without_tools_is_refused(plan):
     options = {**plan.world_options, "protocol": "tags"}
-    wrong = dataclasses.replace(
-        plan, world_options=options, eval=dataclasses.replace(plan.eval, constrain_tools=True)
-    )
+    wrong = dataclasses.replace(plan, world_options=options, eval=dataclasses.replace(plan.eval, constrain_tools=True))
     with pytest.raises(ValueError, match="eval.constrain_tools: the world 'search' gives no tools"):
         build.check_data(wrong, demonstrations=False)
 

@@ -371,11 +371,8 @@ def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, 
         return
     with validating():
         constraint = constraints.of_world(env_spec(world), codec)
-    own = build_pool(plan, engine, world, codec, constraint)
-    try:
+    with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
         yield own
-    finally:
-        own.close()
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ def test_what_matches_is_accepted(text):
         ('{"age": 01, "kind": 3}', False),
         ('{"kind": 3, "age": 1}', False),  # another order
         ('{"age": 1}', False),
+        ('{"kind": 3}', False),
         ('{"name": "", "age": 1, "kind": 3}', False),
         ('{"name": "0123456789", "age": 1, "kind": 3}', False),
         ('{"age": 1, "rating": 6, "kind": 3}', False),

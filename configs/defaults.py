@@ -76,6 +76,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
     c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
+    c.rollout.constrain_tools = False  # True is refused: the learner knows of no constraint; see eval.constrain_tools
 
     c.demos = ml_collections.ConfigDict()
     c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
@@ -123,4 +124,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.eval.every = 20  # RL steps
     c.eval.n = 128
     c.eval.final_n = 256
+    # Of a world with tools: whatever the policy, each of its turns is one call that parses, its strings of up to 60
+    # characters. It is another measure than that of the policy as it is trained.
+    c.eval.constrain_tools = False
     return c

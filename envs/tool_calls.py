@@ -115,6 +115,15 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError(f"tools: got the names {names}, want each once")
 
 
+def accepts(value: Any, schema: Any) -> bool:
+    """Whether `schema`, of which `check_tools` says what is read, allows the value."""
+    try:
+        _check(value, schema, "value")
+    except _Wrong:
+        return False
+    return True
+
+
 def write(name: str, arguments: Mapping[str, Any], form: Form = "hermes") -> str:
     """One call as a model of that form would write it."""
     if form == "llama":

@@ -15,11 +15,12 @@ from tqdm import tqdm
 from envs import choose_tasks, dataset, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import policy
+from launch import constraints, policy
 from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
 from models.config import ModelConfig
+from models.constraint import Constraint
 from models.sampling import Sampling
 from models.sharding import make_mesh
 from rl.curriculum import fingerprint, permutation
@@ -61,6 +62,8 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept
     check_facts(plan, world)
     if codec is not None:
         check_rows(plan, codec, world)
+    if plan.eval.constrain_tools:
+        constraints.want_tools(env_spec(world))
 
 
 def check_facts(plan: Plan, world: World) -> None:
@@ -336,7 +339,10 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
         return Replicas([one(make_mesh(tensor=e.tensor, devices=place)) for place in places])
 
 
-def build_pool(plan: Plan, engine: Engine, world: World, codec: Codec) -> Pool:
+def build_pool(
+    plan: Plan, engine: Engine | Replicas, world: World, codec: Codec, constraint: Constraint | None = None
+) -> Pool:
+    """A pool that can train; with a constraint, of every turn, one that can only evaluate."""
     r = plan.rollout
     return Pool(
         engine,
@@ -350,7 +356,23 @@ def build_pool(plan: Plan, engine: Engine, world: World, codec: Codec) -> Pool:
         max_seconds=r.max_world_s or None,
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,
+        constraint=constraint,
     )
+
+
+@contextlib.contextmanager
+def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, codec: Codec) -> Iterator[Pool]:
+    """The pool that evaluates: `pool`, or, with eval.constrain_tools, one of its own for as long as the block runs.
+
+    Errors (ValueError): as `constraints.of_world`.
+    """
+    if not plan.eval.constrain_tools:
+        yield pool
+        return
+    with validating():
+        constraint = constraints.of_world(env_spec(world), codec)
+    with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
+        yield own
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs import tool_calls
+from envs import grammar, tool_calls
 from envs.base import Message
 from launch.cli import MOST_SEED
 from models.codec import Codec
@@ -25,7 +25,7 @@ class BadRequest(Exception):
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400):
         super().__init__(message)
         self.status = status
-        kind = "invalid_request_error" if status < 500 else "server_error"
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -47,6 +47,9 @@ class Chat:
     messages: tuple[Message, ...]  # in the template's roles; an assistant's calls are part of its text
     prefixes: tuple[bytes, ...]  # digest of tools and messages[:i], for each i from 0 to len(messages)
     tools: tuple[Mapping[str, Any], ...]
+    strict: bool  # a call that its schema does not allow is none
+    pattern: str | None  # an expression of all that an answer may say
+    patterned_by: str  # the parameter that asks for it
     sampling: Sampling
     seed: int | None
     n: int
@@ -78,13 +81,11 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
     "top_logprobs": (0,),
-    "parallel_tool_calls": (True,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tool_choice": ("auto", "none"),
 }
 _READ = {"model", "messages", "tools", "temperature", "top_p", "top_k", "seed", "n", "stop", "stream", "stream_options"}
 _READ |= {"max_tokens", "max_completion_tokens", "logprobs", "metadata"}
+_READ |= {"tool_choice", "parallel_tool_calls", "response_format"}
 
 
 def read_chat(body: Any, served: Served) -> Chat:
@@ -105,6 +106,7 @@ def read_chat(body: Any, served: Served) -> Chat:
         said = f"model: got {given.get('model')!r}, want {served.model!r}"
         raise BadRequest(said, param="model", code="model_not_found", status=404)
     tools = _tools(given, served.codec)
+    pattern, patterned_by = _pattern(given, tools, served.codec)
     messages, keys = _messages(given, served.codec)
     options = _typed(given, "stream_options", dict, {})
     start = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).digest()
@@ -112,6 +114,9 @@ def read_chat(body: Any, served: Served) -> Chat:
         messages=messages,
         prefixes=tuple(itertools.accumulate(keys, _extended, initial=start)),
         tools=tools,
+        strict=any(tool["function"].get("strict") is True for tool in tools),
+        pattern=pattern,
+        patterned_by=patterned_by,
         sampling=_sampling(given, served.temperature),
         seed=_whole(given, "seed", None, 0, MOST_SEED),
         n=_whole(given, "n", 1, 1, served.most_n),
@@ -135,7 +140,7 @@ def write_answer(codec: Codec, turn: Turn, chat: Chat, name: str) -> Answer:
     finish = "length" if turn.reason == "length" else "stop"
     if not chat.tools:
         return Answer(message, finish, ())
-    said = tool_calls.parse(whole, cut=turn.reason == "length")
+    said = tool_calls.parse(whole, chat.tools if chat.strict else None, cut=turn.reason == "length")
     calls = [call for call in said.calls if isinstance(call, tool_calls.Call)]
     wrong = [{"number": c.number, "message": c.message} for c in said.calls if isinstance(c, tool_calls.BadCall)]
     if calls and not said.truncated:
@@ -262,6 +267,63 @@ def _tools(given: Mapping[str, Any], codec: Codec) -> tuple[Mapping[str, Any], .
             code="unsupported_parameter",
         )
     return tools
+
+
+def _pattern(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], codec: Codec) -> tuple[str | None, str]:
+    """The expression of what an answer may say, and the parameter that asks for it; None where it may say anything."""
+    param = "tools" if tools else "response_format"
+    try:
+        answers, calls = _answers(given), _calls(given, tools, codec)
+        if answers and tools:
+            raise ValueError("response_format with tools is text alone; leave one out, or give tool_choice none")
+        if answers and codec.opened:
+            raise ValueError("every answer of this model begins with a thought; want type text")
+    except (ValueError, RecursionError) as err:
+        raise BadRequest(f"{param}: {err}", param=param, code="unsupported_parameter") from err
+    return (answers if calls is None else calls), param
+
+
+def _calls(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], codec: Codec) -> str | None:
+    """The expression that `tool_choice` and `strict` ask for. Errors: BadRequest; ValueError for schemas that none
+    covers.
+    """
+    choice, many = given.get("tool_choice", "auto"), _typed(given, "parallel_tool_calls", bool, True)
+    named = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+    if isinstance(named, str):
+        chosen, many = [tool for tool in tools if tool["function"]["name"] == named], False
+    elif choice in ("auto", "none", "required"):
+        chosen = list(tools)
+    else:
+        said = f"tool_choice: got {str(choice)[:80]!r}, want auto, none, required or a function by its name"
+        raise BadRequest(said, param="tool_choice")
+    if not chosen and (named is not None or choice == "required"):
+        said = f"tool_choice: got {str(choice)[:80]!r}, which is none of the tools; give it among tools"
+        raise BadRequest(said, param="tool_choice")
+    if named is not None or choice == "required":
+        return grammar.call_regex(chosen, codec.tool_form, opened=codec.opened, many=many)
+    strict = {tool["function"].get("strict") is True for tool in tools}
+    if strict == {True, False}:
+        raise ValueError("some are strict and some are not; want all or none to be")
+    if True in strict:
+        return grammar.text_or_calls_regex(tools, codec.tool_form, many=many)
+    if strict and not many:
+        said = "parallel_tool_calls: false is served with strict tools, or where tool_choice wants a call; leave it out"
+        raise BadRequest(said, param="parallel_tool_calls", code="unsupported_parameter")
+    return None
+
+
+def _answers(given: Mapping[str, Any]) -> str | None:
+    """The expression that `response_format` asks for. Errors: BadRequest; ValueError for a schema that none covers."""
+    wanted = _typed(given, "response_format", dict, {"type": "text"})
+    if wanted.get("type") == "json_object":
+        return grammar.object_regex()
+    if wanted.get("type") == "json_schema":
+        described = wanted.get("json_schema")
+        return grammar.schema_regex(described.get("schema") if isinstance(described, dict) else None)
+    if wanted != {"type": "text"}:
+        said = f"response_format: got {str(wanted)[:80]!r}, want type text, json_object or json_schema"
+        raise BadRequest(said, param="response_format")
+    return None
 
 
 def _sampling(given: Mapping[str, Any], temperature: float) -> Sampling:

@@ -7,8 +7,9 @@ never tokenised again as long as its conversation is remembered. In its rows wha
 each sampled token is an action once.
 
 A conversation ends when it idles, when its place is needed (the one that idles longest), when a turn fails or its
-caller leaves, and at shutdown; then it is handed over as a Trajectory. Its outcome is not known here: there is no
-`success` among its facts.
+caller leaves, and at shutdown. It is kept here as a Trajectory until `keep_ended` has handed it over. Its outcome is
+not known: there is no `success` among its facts. `constrained` are the turns whose log-probabilities are of the ids
+that were allowed, not of all.
 """
 
 import collections
@@ -20,9 +21,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import UInt32
+
 from envs.base import Message
 from launch.chat_api import Answer, Chat, write_answer
 from models.codec import Codec
+from models.constraint import Constraint
+from models.sampling import Sampling
 from rl.rollout.engine import Engine
 from rl.rollout.keys import request_key
 from rl.rollout.session import CapacityError, Session
@@ -32,8 +38,15 @@ from rl.types import Row, Status, Trajectory, Turn
 _REMEMBERED = 4096  # answers from which a request may go on
 
 
+BUSY = (TimeoutError,)  # how an engine says that it has no place for another session
+
+
 class Full(Exception):
     """More requests wait than may."""
+
+
+class Busy(Exception):
+    """The engine, which others may use too, has no place for another session now."""
 
 
 class Cancelled(Exception):
@@ -49,6 +62,7 @@ class Asked:
     """A request while it is answered."""
 
     chat: Chat
+    constraint: Constraint | None = None  # of what chat.pattern says
     left: bool = False  # its caller is gone
 
 
@@ -89,16 +103,14 @@ class Conversation:
     record: Record = dataclasses.field(default_factory=Record)
     messages: tuple[Message, ...] = ()  # before the last turn
     turns: int = 0
+    constrained: list[int] = dataclasses.field(default_factory=list)  # which of them were
     kept: int = 0  # ids that the session had before the turn
     first: int | None = None  # where in the session's ids the turn begins that is being sampled
     metadata: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Conversations:
-    """At most `limit` sessions of `engine`, and `waiting` requests for one. Thread-safe.
-
-    `keep` is given every conversation that ended and sampled anything.
-    """
+    """At most `limit` sessions of `engine`, and `waiting` requests for one. Thread-safe."""
 
     def __init__(
         self,
@@ -109,7 +121,7 @@ class Conversations:
         waiting: int,
         idle_s: float,
         seed: int = 0,
-        keep: Callable[[Trajectory], None] = lambda trajectory: None,
+        keep: Callable[[Sequence[Trajectory]], None] = lambda trajectories: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine, self._codec, self._limit, self._waiting = engine, codec, limit, waiting
@@ -118,13 +130,15 @@ class Conversations:
         self._live: dict[Conversation, None] = {}  # those with a session, the longest unused first
         self._queue: collections.deque[Asked] = collections.deque()
         self._places: collections.OrderedDict[bytes, _Place] = collections.OrderedDict()
+        self._ended: list[Trajectory] = []  # and not handed over yet
+        self._keeping = threading.Lock()
         self._counts = dict.fromkeys(["requests", "began", "continued", "branched", "ended"], 0)
         self._closing = False
 
     def begin(self, asked: Asked) -> list[Conversation]:
         """The conversations, one for each answer that is asked for, whose next turns answer; waits for sessions.
 
-        Errors: Full, Cancelled, and what `Engine.open` raises.
+        Errors: Full, Busy, Cancelled, and what else `Engine.open` raises.
         """
         n = asked.chat.n
         with self._changed:
@@ -147,9 +161,9 @@ class Conversations:
 
         Errors: Refused, CapacityError, Cancelled and what the engine raises; each of them ends the conversation.
         """
-        chat = conversation.asked.chat
+        asked, chat = conversation.asked, conversation.asked.chat
         try:
-            turn = self._turn(conversation, chat)
+            turn = self._turn(conversation, asked)
             answer = write_answer(self._codec, turn, chat, f"{conversation.id}_{conversation.turns}")
             before = conversation.session.ids[: conversation.first]
         except CapacityError:
@@ -195,13 +209,28 @@ class Conversations:
             since = self._clock() - self._idle_s
             self._end([c for c in self._live if c.asked is None and c.used_s <= since], Status.DONE)
 
+    def keep_ended(self) -> None:
+        """Hand over every conversation that ended and sampled anything, all or none: where `keep` raises, so does this,
+        and they stay for the next call.
+        """
+        with self._keeping:
+            with self._changed:
+                ended = list(self._ended)
+            if ended:
+                self._keep(ended)
+            with self._changed:
+                del self._ended[: len(ended)]
+
     def stats(self) -> dict[str, int]:
-        """`sessions busy waiting` now; counts since the start, `branched` the conversations that began from another."""
+        """`sessions busy waiting` and the conversations `unkept` now; counts since the start, `branched` the
+        conversations that began from another.
+        """
         with self._changed:
             return {
                 "sessions": len(self._live),
                 "busy": self._busy(),
                 "waiting": len(self._queue),
+                "unkept": len(self._ended),
                 **self._counts,
             }
 
@@ -239,7 +268,7 @@ class Conversations:
             for member in range(chat.n):
                 own = chat.seed is None
                 key = request_key(self._seed, ticket, member) if own else request_key(chat.seed, 0, member)
-                session = self._engine.open(key, chat.sampling)
+                session = self._open(key, chat.sampling)
                 started.append(Conversation(ticket, member, chat.seed, session, asked, place, self._clock()))
                 self._live[started[-1]] = None
         except BaseException:
@@ -247,15 +276,22 @@ class Conversations:
             raise
         return started
 
+    def _open(self, key: UInt32[np.ndarray, "2"], sampling: Sampling) -> Session:
+        """At once: whoever waits here would hold the lock."""
+        try:
+            return self._engine.open(key, sampling, timeout_s=0.0)
+        except BUSY as err:
+            raise Busy(str(err)) from err
+
     def _goes_on(self, place: _Place, chat: Chat) -> bool:
         """Whether the session that sampled this answer has sampled none since, is free, and samples as is asked."""
         own = place.conversation
         alike = (own.session.sampling, own.seed) == (chat.sampling, chat.seed)
         return own.place is place and own in self._live and own.asked is None and alike
 
-    def _turn(self, conversation: Conversation, chat: Chat) -> Turn:
+    def _turn(self, conversation: Conversation, asked: Asked) -> Turn:
         """Give the session what is new, sample, and write both down."""
-        session, record, place = conversation.session, conversation.record, conversation.place
+        session, record, place, chat = conversation.session, conversation.record, conversation.place, asked.chat
         try:
             talk = Talk(self._codec, chat.messages if place is None else place.messages, chat.tools)
             answers = chat.messages[_told(chat) :]
@@ -272,8 +308,10 @@ class Conversations:
         conversation.kept = len(session.ids)
         conversation.first = conversation.kept + len(new)
         room = max(1, self._engine.capacity - conversation.first)  # where there is none the engine says so
-        turn = session.generate(new, max_tokens=min(chat.max_tokens or room, room), stop=chat.stop)
+        limits = {"max_tokens": min(chat.max_tokens or room, room), "stop": chat.stop}
+        turn = session.generate(new, **limits, constraint=asked.constraint)
         if turn.ids:
+            conversation.constrained += [conversation.turns] * (asked.constraint is not None)
             record.given(new, conversation.turns - 1)
             record.sampled(turn, conversation.turns)
         if turn.reason == "cancelled":  # by `cancel` or `close`, or with the engine
@@ -291,7 +329,7 @@ class Conversations:
                 conversation.session.close()
                 rows = conversation.record.rows()
                 if any(row.action_mask.any() for row in rows):
-                    self._keep(_trajectory(conversation, status, rows))
+                    self._ended.append(_trajectory(conversation, status, rows))
             self._changed.notify_all()
 
 
@@ -307,5 +345,6 @@ def _trajectory(conversation: Conversation, status: Status, rows: tuple[Row, ...
         "metadata": dict(conversation.metadata),
         "sampling": dataclasses.asdict(conversation.session.sampling),
         "turns": conversation.turns,
+        "constrained": conversation.constrained,
     }
     return Trajectory(conversation.id, conversation.ticket, conversation.member, status, rows, facts, {})

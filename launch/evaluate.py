@@ -4,9 +4,11 @@
     python -m launch.evaluate --config=configs/search_smollm2.py --split=test --n=128    (model.path as it is)
     python -m launch.evaluate --policy=gold --world=search --split=test --n=256
 
+With `--constrain_tools` (of a world with tools) every turn is one call that parses, whatever the policy.
 Keys: n success success_ci pass_at_k turns tokens status exploited (rl/metrics/success.py says what each means).
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +48,8 @@ def of_run(
         tasks = choose_tasks(world, split, n, seed)
     build.use_compilation_cache()
     with (
-        build.serving(plan, model, params, 0, world, codec) as (_, pool),
+        build.serving(plan, model, params, 0, world, codec) as (engine, training),
+        build.evaluating(plan, engine, training, world, codec) as pool,
         EpisodeLog(workdir, folder=f"episodes_{split}") as log,
     ):
         summaries = {}
@@ -70,7 +73,10 @@ def of_model(plan: Plan, *, split: str, n: int, sampling: Any, samples: int = 1,
         tasks = choose_tasks(world, split, n, seed)
         codec, model, params = runs.open_policy(plan, None)
     build.use_compilation_cache()
-    with build.serving(plan, model, params, 0, world, codec) as (_, pool):
+    with (
+        build.serving(plan, model, params, 0, world, codec) as (engine, training),
+        build.evaluating(plan, engine, training, world, codec) as pool,
+    ):
         return build.play_all(pool, tasks, samples=samples, sampling=sampling, seed=seed)
 
 
@@ -126,7 +132,7 @@ def main(_) -> None:
         out = Path(flags.FLAGS.out).absolute() if flags.FLAGS.out else None
         if out and (out.is_dir() or not out.parent.is_dir()):
             raise cli.ConfigError(f"--out: got {out}, want a file in a folder that exists")
-        given = [name for name in ("samples", "greedy", "newest") if flags.FLAGS[name].present]
+        given = [name for name in ("samples", "greedy", "newest", "constrain_tools") if flags.FLAGS[name].present]
         if flags.FLAGS.policy and given:
             raise cli.ConfigError(f"--{given[0]}: a scripted policy samples nothing; leave it out")
     result = _scripted() if flags.FLAGS.policy else _sampled()
@@ -152,6 +158,9 @@ def _sampled() -> dict[str, Any]:
     workdir = flags.FLAGS.workdir
     with cli.validating():
         plan = make_plan(cli.resolve(flags.FLAGS.config, workdir))
+        if flags.FLAGS["constrain_tools"].present:
+            how = dataclasses.replace(plan.eval, constrain_tools=flags.FLAGS.constrain_tools)
+            plan = dataclasses.replace(plan, eval=how)
         if not workdir:
             want_model(plan, [name for name in ("newest",) if flags.FLAGS[name].present])
 
@@ -191,6 +200,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("n", 256, "Tasks", lower_bound=1)
     flags.DEFINE_integer("samples", 1, "Episodes of each task", lower_bound=1)
     flags.DEFINE_bool("greedy", False, "Take the likeliest token instead of sampling at rl.temperature")
+    flags.DEFINE_bool(
+        "constrain_tools", False, "Each turn is one call of the world's tools (else eval.constrain_tools)"
+    )
     flags.DEFINE_bool("newest", False, "The newest checkpoint instead of the best")
     flags.DEFINE_string("out", None, "File to write the JSON to")
     flags.DEFINE_integer("seed", 0, "Of sampling and of the choice of tasks", 0, cli.MOST_SEED)

@@ -26,7 +26,8 @@ from starlette.routing import Route
 
 from launch import chat_api
 from launch.chat_api import BadRequest, Served
-from launch.conversations import Asked, Cancelled, Conversation, Conversations, Full, Refused, Reply
+from launch.constraints import Constraints
+from launch.conversations import Asked, Busy, Cancelled, Conversation, Conversations, Full, Refused, Reply
 from rl.rollout.engine import Engine
 from rl.rollout.session import CapacityError, EngineClosed, EngineError
 
@@ -44,7 +45,7 @@ class _Job:
 
 
 class Front:
-    """Answers requests out of `store`; `tidy` is called every `tidy_s` seconds, in a thread."""
+    """Answers requests out of `store`; `tidy` is called every `tidy_s` seconds, in a thread, also after it raised."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Front:
     ):
         self._served, self._engine, self._store = served, engine, store
         self._tidy, self._tidy_s = tidy, tidy_s
+        self._constraints = Constraints(served.codec)
         self._began, self._failure = int(time.time()), ""
         self._threads = concurrent.futures.ThreadPoolExecutor(threads + _SPARE_THREADS, thread_name_prefix="serve")
 
@@ -87,7 +89,10 @@ class Front:
         async def tidy() -> None:
             while True:
                 await asyncio.sleep(self._tidy_s)
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._tidy)
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, self._tidy)
+                except Exception:  # a full disk, say: the server goes on, and what was to be kept is still there
+                    logging.exception("tidying failed; it is tried again in %s s", self._tidy_s)
 
         task = asyncio.create_task(tidy())
         yield
@@ -136,6 +141,11 @@ class Front:
 
     def _begin(self, asked: Asked) -> _Job:
         """In a thread: whatever becomes of the caller, what begins here is generated or cancelled to its end."""
+        if asked.chat.pattern is not None:
+            try:
+                asked.constraint = self._constraints.of(asked.chat.pattern)
+            except ValueError as err:
+                raise BadRequest(str(err), param=asked.chat.patterned_by, code="unsupported_parameter") from err
         conversations = self._store.begin(asked)
         replies = [self._threads.submit(self._store.generate, conversation) for conversation in conversations]
         return _Job(asked, conversations, replies)
@@ -217,6 +227,8 @@ class Front:
             return err
         if isinstance(err, Full):
             return BadRequest(f"{err}; try again later", code="overloaded", status=503)
+        if isinstance(err, Busy):
+            return BadRequest(f"{err}; try again later", code="engine_busy", status=429)
         if isinstance(err, Refused):
             return BadRequest(str(err), param="messages")
         if isinstance(err, CapacityError):
@@ -323,7 +335,7 @@ def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
 
 
 async def _refuse(request: Request, err: BadRequest) -> Response:
-    return _json(err.body, err.status, {"Retry-After": "1"} if err.status == 503 else None)
+    return _json(err.body, err.status, {"Retry-After": "1"} if err.status in (429, 503) else None)
 
 
 async def _refuse_http(request: Request, err: HTTPException) -> Response:

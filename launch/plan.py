@@ -45,6 +45,7 @@ class RolloutPlan:
     call_deadline_s: float
     max_world_s: float
     retries: int
+    constrain_tools: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,7 @@ class EvalPlan:
     every: int
     n: int
     final_n: int
+    constrain_tools: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,6 +348,11 @@ def _check_engine(plan: Plan) -> None:
 
 def _check_rl(plan: Plan) -> None:
     rl = plan.rl
+    _refuse(
+        plan.rollout.constrain_tools,
+        "rollout.constrain_tools=True: under a constraint log-probabilities are of the allowed ids alone, and the "
+        "learner's are of all; set eval.constrain_tools instead",
+    )
     _refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
     _refuse(rl.recipe != "grpo", f"rl.recipe={rl.recipe!r}: wanted 'grpo', the only recipe built so far")
     _refuse(

@@ -75,7 +75,10 @@ def of_model(plan: Plan, workdir: Path | None, split: str, index: int, greedy: b
         task = task_at(world, split, index)
         codec, model, params = runs.open_policy(plan, workdir)
     build.use_compilation_cache()
-    with build.serving(plan, model, params, 0, world, codec) as (_, pool):
+    with (
+        build.serving(plan, model, params, 0, world, codec) as (engine, training),
+        build.evaluating(plan, engine, training, world, codec) as pool,
+    ):
         sampling = Sampling(temperature=plan.rl.temperature, greedy=greedy)
         (group,) = pool.run_many([task], sampling=sampling, seed=seed)
     (trajectory,) = group.trajectories

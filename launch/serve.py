@@ -9,9 +9,10 @@ as a Trajectory in D/episodes when it ends: read them with rl.episodes.read_epis
 """
 
 import contextlib
+import logging
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from absl import flags
 
 from launch import cli
 from launch.evaluate import want_model
-from launch.plan import make_plan, on_one_device
+from launch.plan import Plan, make_plan, on_one_device
 from launch.workdir import locked
 
 if TYPE_CHECKING:
@@ -29,29 +30,17 @@ if TYPE_CHECKING:
     from rl.rollout.engine import Engine
     from rl.types import Trajectory
 
-_TIDY_S = 10.0  # how often idle conversations are ended, and ended ones can be read
+_TIDY_S = 10.0  # how often idle conversations are ended, and ended ones are recorded
 
 
-class Recording:
-    """Conversations that ended, appended to `folder`/episodes. What is flushed can be read."""
+def record_episodes(folder: Path, trajectories: Sequence["Trajectory"]) -> None:
+    """One more file in `folder`/episodes, whole or not at all. Errors: OSError and what the writer raises."""
+    from rl.episodes import EpisodeLog
 
-    def __init__(self, folder: Path):
-        from rl.episodes import EpisodeLog
-
-        self._open = lambda: EpisodeLog(folder)
-        self._lock, self._log = threading.Lock(), None
-
-    def keep(self, trajectory: "Trajectory") -> None:
-        with self._lock:
-            self._log = self._log or self._open()
-            self._log.append(trajectory)
-
-    def flush(self) -> None:
-        """Ends the file that grows: the next conversation begins another."""
-        with self._lock:
-            if self._log is not None:
-                self._log.close()
-                self._log = None
+    log = EpisodeLog(folder)
+    for trajectory in trajectories:
+        log.append(trajectory)
+    log.close()  # not where one of them failed: a file that is not whole keeps its temporary name
 
 
 @contextlib.contextmanager
@@ -69,22 +58,21 @@ def serving(
 ) -> Iterator["uvicorn.Server"]:
     """A server to run; when the block ends, every conversation has ended and is recorded. The caller closes the engine.
 
-    Errors (ConfigError): the extra [serve] is not installed, another process records to the same folder.
+    Errors: ConfigError where the extra [serve] is not installed or another process records to the same folder; at the
+    end, what kept the last conversations from being recorded.
     """
     front = _front()
     from launch.chat_api import Served
     from launch.conversations import Conversations
 
     with locked(record, "--record") if record else contextlib.nullcontext():
-        recording = Recording(record) if record else None
-        keep: dict[str, Any] = {"keep": recording.keep} if recording else {}
+        keep: dict[str, Any] = {"keep": partial(record_episodes, record)} if record else {}
         limits = {"limit": sessions, "waiting": waiting, "idle_s": idle_s}
         store = Conversations(engine, codec, seed=seed, **limits, **keep)
 
         def tidy() -> None:
             store.end_idle()
-            if recording:
-                recording.flush()
+            store.keep_ended()
 
         served = Served(name, codec, temperature, engine.capacity, sessions)
         face = front.Front(
@@ -94,8 +82,11 @@ def serving(
             yield front.Server(face)
         finally:
             face.close()
-            if recording:
-                recording.flush()
+            try:
+                store.keep_ended()
+            except Exception:
+                logging.error("%d conversations could not be recorded and are lost", store.stats()["unkept"])
+                raise
 
 
 def _front() -> Any:
@@ -110,6 +101,18 @@ def _front() -> Any:
     return front
 
 
+def sessions_of(plan: Plan, given: int | None) -> int:
+    """How many conversations keep their KV: those that are `given`, or as many as all replicas hold. Errors:
+    ConfigError where they hold fewer.
+    """
+    e = plan.engine
+    most = e.residents * e.replicas
+    if given is not None and given > most:
+        product = f"engine.residents x engine.replicas = {e.residents} x {e.replicas} = {most}"
+        raise cli.ConfigError(f"--sessions: got {given}, want at most {product}; raise either")
+    return given or most
+
+
 def main(_) -> None:
     given = flags.FLAGS
     with cli.validating():
@@ -118,9 +121,7 @@ def main(_) -> None:
         plan = on_one_device(make_plan(cli.resolve(given.config, given.workdir)))
         if not given.workdir:
             want_model(plan)
-        sessions = given.sessions or plan.engine.residents
-        if sessions > plan.engine.residents:
-            raise cli.ConfigError(f"--sessions: got {sessions}, want at most engine.residents={plan.engine.residents}")
+        sessions = sessions_of(plan, given.sessions)
         _front()
         listener = socket.create_server((given.host, given.port))
     with listener:
@@ -159,7 +160,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("port", 8000, "Port; 0 takes a free one", 0, 65535)
     flags.DEFINE_string("name", None, "Of the model, as requests name it (default: the run's name)")
     flags.DEFINE_string("record", None, "Folder whose episodes/ gets each conversation when it ends")
-    flags.DEFINE_integer("sessions", None, "Conversations that keep their KV (default: engine.residents)", 1)
+    flags.DEFINE_integer(
+        "sessions", None, "Conversations that keep their KV (default: engine.residents x engine.replicas)", 1
+    )
     flags.DEFINE_integer("waiting", 64, "Requests that may wait for a session; more are told 503", 0)
     flags.DEFINE_float("idle_s", 600.0, "A conversation ends when it was idle so long", 0.01)
     flags.DEFINE_integer("seed", 0, "Of sampling, for requests without a seed", 0, cli.MOST_SEED)

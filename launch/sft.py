@@ -49,6 +49,7 @@ def run(plan: Plan, workdir: cli.Workdir, *, hosts: "Hosts | None" = None) -> No
         evaluate = None
         if plan.sft.eval_every:
             engine, pool = stack.enter_context(build.serving(plan, model, state.params, progress.step, world, codec))
+            pool = stack.enter_context(build.evaluating(plan, engine, pool, world, codec))
             tasks = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
 
             def evaluate(state) -> float:

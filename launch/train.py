@@ -73,6 +73,7 @@ def run(
 
     with (
         build.serving(plan, model, state.params, progress.version, world, codec) as (engine, pool),
+        build.evaluating(plan, engine, pool, world, codec) as eval_pool,
         runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,
         EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
@@ -95,7 +96,7 @@ def run(
             mark_step(step)
 
         def evaluate() -> dict[str, float]:
-            result, played = build.greedy_and_sampled(plan, pool, validation, hosts)
+            result, played = build.greedy_and_sampled(plan, eval_pool, validation, hosts)
             keep(eval_episodes, progress.step, played)
             return result
 

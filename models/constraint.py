@@ -38,17 +38,26 @@ class Constraint:
         return state
 
 
+MOST_BYTES = 2**29  # of a constraint's table
+
+
 def from_regex(pattern: str, id_bytes: Sequence[bytes | None], end_ids: Sequence[int]) -> Constraint:
     """The constraint that a turn's whole text, without its end id, matches `pattern`.
 
     `pattern` is read by models/regex.py. `id_bytes` is `Codec.id_bytes()`: what each id adds to the text; None (and
     nothing) is never allowed. Size: 4 bytes a state and id, 0.6 MB a state for 150k ids; `[^"]{0,60}` has 480 states,
     for it counts characters of any language, byte by byte, and `[^"]*` has 8.
-    Errors (ValueError): a pattern that cannot be read, or of which these ids can spell no match; no end id.
+    Errors (ValueError): a pattern that cannot be read, that wants a table over MOST_BYTES, or of which these ids can
+    spell no match; no end id.
     """
     if not end_ids or not 0 <= min(end_ids) <= max(end_ids) < len(id_bytes):
         raise ValueError(f"constraint: got end ids {tuple(end_ids)}, want one or more from 0 to {len(id_bytes) - 1}")
     by_byte, accepting = byte_automaton(pattern)
+    if 4 * len(by_byte) * len(id_bytes) > MOST_BYTES:
+        raise ValueError(
+            f"constraint: got a pattern of {len(by_byte)} states over {len(id_bytes)} ids, a table of "
+            f"{4 * len(by_byte) * len(id_bytes)} bytes, want at most {MOST_BYTES}; bound shorter or not at all"
+        )
     spelled = [None if i in set(end_ids) else text for i, text in enumerate(id_bytes)]
     next_state, accepting = _without_dead_ends(_by_token(by_byte, spelled), accepting)
     if next_state is None:

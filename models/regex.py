@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 
 Ranges = list[tuple[int, int]]  # of code points or bytes, ends included
 
+MOST_STATES = 4096  # of the automaton in one state; before that in several, 16 times as many
 _LAST = sys.maxunicode
 _SURROGATES = (0xD800, 0xDFFF)  # are no characters, and have no UTF-8
 _ASCII: dict[str, Ranges] = {
@@ -29,7 +30,7 @@ def byte_automaton(pattern: str) -> tuple[Int[np.ndarray, "Q 256"], Bool[np.ndar
 
     Covers literals, `.`, classes, `\\d \\s \\w` and their opposites (of ASCII), groups, `|`, `* + ? {m,n}` (lazy or
     not: the matches are the same). The match is of the whole text. Errors (ValueError): anchors, look-around,
-    back-references, flags; a pattern that is none, or that nothing matches.
+    back-references, flags; a pattern that is none, that nothing matches, or that wants more than MOST_STATES.
     """
     try:
         parsed = _parser.parse(pattern, re.ASCII)
@@ -54,6 +55,8 @@ class _Many:
         self.free: list[list[int]] = [[]]
 
     def new(self) -> int:
+        if len(self.ways) >= 16 * MOST_STATES:
+            raise _too_many(self.pattern)
         self.ways.append([])
         self.free.append([])
         return len(self.ways) - 1
@@ -111,14 +114,16 @@ class _Many:
 
     def _characters(self, ranges: Ranges, at: int) -> int:
         end = self.new()
+        ends = {(): end}  # by the bytes that are still to come: characters with the same last bytes share states
         for low, high in ranges:
-            for *before, (first, last) in _utf8(low, high):
-                state = at
-                for lo, hi in before:
-                    after = self.new()
-                    self.ways[state].append((lo, hi, after))
-                    state = after
-                self.ways[state].append((first, last, end))
+            for first, *rest in _utf8(low, high):
+                after = end
+                for k in reversed(range(len(rest))):
+                    if tuple(rest[k:]) not in ends:
+                        ends[tuple(rest[k:])] = self.new()
+                        self.ways[ends[tuple(rest[k:])]].append((*rest[k], after))
+                    after = ends[tuple(rest[k:])]
+                self.ways[at].append((*first, after))
         return end
 
     def closed(self, states: frozenset[int]) -> frozenset[int]:
@@ -130,6 +135,10 @@ class _Many:
                     reached.add(state)
                     todo.append(state)
         return frozenset(reached)
+
+
+def _too_many(pattern: str) -> ValueError:
+    return ValueError(f"pattern {pattern[:80]!r}...: wants more than {MOST_STATES} states; bound shorter or not at all")
 
 
 def _class(items: Sequence[tuple]) -> Ranges:
@@ -194,6 +203,8 @@ def _one_at_a_time(many: _Many, end: int) -> tuple[Int[np.ndarray, "Q 256"], Boo
             after = many.closed(frozenset(to for lo, hi, to in ways if lo <= low <= hi))
             if after:
                 if after not in names:
+                    if len(names) >= MOST_STATES:
+                        raise _too_many(many.pattern)
                     names[after] = len(names)
                     todo.append(after)
                 row[low:above] = names[after]
@@ -206,8 +217,9 @@ def _least(
 ) -> tuple[Int[np.ndarray, "q 256"], Bool[np.ndarray, " q"]]:
     """The same with equal states made one: those from which the same texts are accepted. State 0 stays first."""
     kind, kinds = accepting.astype(np.int32), 0
+    _, bytes_apart = np.unique(next_state, axis=1, return_index=True)  # most bytes lead where another leads, always
     while True:
-        seen = np.concatenate([kind[:, None], np.append(kind, -1)[next_state]], axis=1)
+        seen = np.concatenate([kind[:, None], np.append(kind, -1)[next_state[:, bytes_apart]]], axis=1)
         _, first, kind = np.unique(seen, axis=0, return_index=True, return_inverse=True)
         if len(first) == kinds:
             break

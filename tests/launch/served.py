@@ -53,7 +53,7 @@ class ScriptSession:
     def close(self):
         self.gone.set()
 
-    def generate(self, new_ids, *, max_tokens, stop=(), deadline_s=None):
+    def generate(self, new_ids, *, max_tokens, stop=(), deadline_s=None, constraint=None):
         codec = self.engine.codec
         self.given.append(list(new_ids))
         self.ids = [*self.ids, *new_ids]

@@ -1237,6 +1237,49 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._ended()",
         "pass",
     ),
+    Mutant(
+        "tests/launch/test_serve_faults.py::test_a_full_disk_is_told_and_loses_no_conversation[append]",
+        "launch/front.py",
+        "except Exception:  # a full disk, say: the server goes on, and what was to be kept is still there",
+        "except TimeoutError:",
+    ),
+    Mutant(
+        "tests/launch/test_serve_faults.py::test_a_full_disk_is_told_and_loses_no_conversation[close]",
+        "launch/conversations.py",
+        "ended = list(self._ended)",
+        "ended, self._ended = self._ended, []",
+    ),
+    Mutant(
+        "tests/launch/test_serve_faults.py::test_an_engine_without_a_place_is_429",
+        "launch/conversations.py",
+        "raise Busy(str(err)) from err",
+        "raise",
+    ),
+    # -- constraints reach requests and evaluation: what is sampled is a call, or JSON of the schema
+    Mutant(
+        "tests/laws/test_constrain_tools.py::test_an_untrained_policy_calls_tools_in_every_turn_or_in_none",
+        "launch/build.py",
+        "with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, world, codec)) as own:",
+    ),
+    Mutant(
+        "tests/launch/test_serve_constraints.py::test_an_answer_in_a_schema",
+        "launch/conversations.py",
+        "turn = session.generate(new, **limits, constraint=asked.constraint)",
+        "turn = session.generate(new, **limits)",
+    ),
+    Mutant(
+        "tests/envs/test_grammar.py::test_a_string_of_a_call_holds_no_mark",
+        "envs/grammar.py",
+        "rest = _avoiding(how.marks, _FORBIDDEN) if how.marks else",
+        "rest =",
+    ),
+    Mutant(
+        "tests/envs/test_grammar.py::test_of_a_schema",
+        "envs/grammar.py",
+        "begun = [text + after, *([] if needed else begun)]",
+        "begun = [text + after, *begun]",
+    ),
 )
 
 

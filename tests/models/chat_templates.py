@@ -103,6 +103,23 @@ LLAMA3 = """{{ bos_token }}
 {%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}
 """
 
+# ... of an older kind, that has no tools: contents stripped, and any other role is an error.
+LLAMA_WITHOUT_TOOLS = """{{ bos_token }}{%- for m in messages -%}
+{%- if m['role'] not in ['system', 'user', 'assistant'] -%}{{ raise_exception('no such role') }}{%- endif -%}
+{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}"""
+
+# Drops the thinking of turns before the last user message, and writes every other role as its own.
+DROPS_EARLIER = """{%- set ns = namespace(last=0) -%}
+{%- for m in messages -%}{%- if m['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}{%- set text = m['content'] -%}
+{%- if m['role'] == 'assistant' and loop.index0 < ns.last -%}
+{%- set text = text.split('</think>')[-1].lstrip('\\n') -%}
+{%- endif -%}
+{{ '<|im_start|>' + m['role'] + '\\n' + text + '<|im_end|>\\n' }}
+{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+
 # R1's manner: the generation prompt opens the thinking, every earlier thinking is dropped, and nobody is a tool.
 OPENS_AND_DROPS = """
 {%- for m in messages -%}
@@ -142,7 +159,7 @@ FAMILIES = {
     "qwen3": (QWEN3, QWEN_TOKENS + THINK_TOKENS, QWEN),
 }
 
-_CORPUS = ["What is the capital of Peru ? <think> I will search </think> Doc 1(Title: Peru) capital: Lima; user tool\n"]
+CORPUS = ["What is the capital of Peru ? <think> I will search </think> Doc 1(Title: Peru) capital: Lima; user tool\n"]
 
 
 def make_tokenizer(template, tokens, named, vocab_size=300):
@@ -155,6 +172,6 @@ def make_tokenizer(template, tokens, named, vocab_size=300):
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(tokens), initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(_CORPUS * 3, trainer)
+    backend.train_from_iterator(CORPUS * 3, trainer)
     backend.add_special_tokens(tokens)
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **named)

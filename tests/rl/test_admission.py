@@ -50,8 +50,8 @@ def test_drain_lets_turns_end_and_begins_none(engine, monkeypatch):
     with pytest.raises(EngineClosed, match="draining"):  # it drains on
         session.fork(1)
     assert session.generate([1], max_tokens=1).reason == "cancelled"
-    engine.drain(10)
-    thread.join(1)
+    engine.drain(60)
+    thread.join(10)
     assert (out[0].reason, len(out[0].ids)) == ("length", 20)
     with pytest.raises(EngineClosed, match="draining"):
         engine.open(key(1), GREEDY)

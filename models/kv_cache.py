@@ -107,8 +107,3 @@ def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "S"], *
         row = jnp.broadcast_to(last[:, source][:, None], (last.shape[0], len(targets), *last.shape[2:]))
         last = last.at[:, targets].set(row, mode="drop")
     return KVCache(spread(cache.k), spread(cache.v), last)
-
-
-def free(cache: KVCache, rows: Int[Array, "S"]) -> KVCache:
-    """Erase rows. Not needed for correctness, as nothing past a session's length is ever read; for tests and leaks."""
-    return jax.tree.map(lambda x: x.at[:, rows].set(0, mode="drop"), cache)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -86,14 +86,14 @@ def shardings(shapes: Params, named: Params, mesh: Mesh, rules: Mapping[str, str
     return jax.tree_util.tree_map_with_path(place, shapes, named)
 
 
-def dispatching(mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """To be held while a program of `mesh` is enqueued, and never while one is waited for.
+def dispatching(devices: Iterable[jax.Device]) -> contextlib.AbstractContextManager:
+    """To be held while a program of `devices` is enqueued, and never while one is waited for.
 
     Two threads whose programs reach two devices in different orders would wait for each other for ever. The sets of
-    devices of learner and engines overlap, so all sets have one lock; a program of one device (also without a mesh)
-    waits for no other device, and holds nothing.
+    devices of learner and engines overlap, so all sets have one lock; a program of one device waits for
+    no other, and holds nothing.
     """
-    return contextlib.nullcontext() if mesh is None or mesh.size == 1 else _DISPATCH
+    return _DISPATCH if len(set(devices)) > 1 else contextlib.nullcontext()
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

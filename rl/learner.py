@@ -114,7 +114,7 @@ def make_learner(
     )
 
     def enqueue(program: Callable, *args: Any, **options: Any) -> Any:
-        with dispatching(mesh):
+        with dispatching(mesh.devices.flat):
             return program(*args, **options)
 
     def put(batch: TrajectoryBatch) -> TrajectoryBatch:

@@ -93,7 +93,8 @@ class Device:
 
     def __init__(self, config: ModelConfig, residents: int, capacity: int, mesh: Mesh | None = None):
         self._config, self._mesh = config, mesh
-        with dispatching(mesh):
+        self._devices = () if mesh is None else tuple(mesh.devices.flat)
+        with dispatching(self._devices):
             self._cache: Any = _alloc(config, residents, capacity, mesh)
         self._tables: weakref.WeakKeyDictionary[Constraint, jax.Array] = weakref.WeakKeyDictionary()
         self._before: generate.Round | None = None
@@ -102,7 +103,7 @@ class Device:
     def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
         """Write the KV of tokens[i, :n_new[i]] at positions start[i].. of rows[i]; DONATES the cache."""
         arrays = self._put((rows, tokens, start, n_new))
-        with dispatching(self._mesh):
+        with dispatching(self._devices):
             self._cache = _prefill(params, self._config, self._cache, *arrays, context=context, mesh=self._mesh)
 
     def decode(
@@ -130,7 +131,7 @@ class Device:
         if table is None:
             before = before._replace(state=None)
         lanes = self._put(lanes)
-        with dispatching(self._mesh):
+        with dispatching(self._devices):
             self._cache, self._before = _decode(
                 params, self._config, self._cache, before, lanes, table,
                 context=context, n=n, truncated=truncated, mesh=self._mesh,
@@ -154,7 +155,7 @@ class Device:
         rows = np.full(width, self._cache.rows, np.int32)  # beyond the last row: nothing is written
         rows[: len(targets)] = targets
         arrays = self._put((np.int32(source or 0), rows))
-        with dispatching(self._mesh):
+        with dispatching(self._devices):
             self._cache = _copy(self._cache, *arrays, context=context, mesh=self._mesh)
 
     def _put(self, arrays: Any) -> Any:

@@ -461,20 +461,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_dispatch.py::test_engine_and_learner_enqueue_under_one_lock_and_wait_without_it",
         "rl/rollout/device.py",
-        "with dispatching(self._mesh):\n            self._cache, self._before = _decode(",
+        "with dispatching(self._devices):\n            self._cache, self._before = _decode(",
         "if True:\n            self._cache, self._before = _decode(",
     ),
     Mutant(
         "tests/laws/test_dispatch.py::test_engine_and_learner_enqueue_under_one_lock_and_wait_without_it",
         "rl/learner.py",
-        "with dispatching(mesh):\n            return program(*args, **options)",
+        "with dispatching(mesh.devices.flat):\n            return program(*args, **options)",
         "if True:\n            return program(*args, **options)",
     ),
     Mutant(
         "tests/laws/test_dispatch.py::test_engine_and_learner_enqueue_under_one_lock_and_wait_without_it",
         "rl/rollout/weights.py",
-        "with dispatching(mesh):\n        return _placer",
-        "if True:\n        return _placer",
+        "with dispatching({*mesh.devices.flat,",
+        "with dispatching({",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(

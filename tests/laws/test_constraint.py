@@ -19,6 +19,7 @@ from models.config import ModelConfig
 from models.constraint import from_regex, from_strings
 from models.sampling import Sampling
 from rl.rollout.engine import Engine, request_key
+from tests.models.weights import drawn
 
 CAPACITY, END, END_TOO = 48, 62, 63
 CONFIG = ModelConfig(

@@ -23,9 +23,8 @@ def test_more_devices_than_there_are_is_refused():
 
 def test_programs_of_several_devices_have_one_lock_and_those_of_one_have_none():
     devices = jax.devices()
-    pairs = [make_mesh(data=2, devices=devices[at : at + 2]) for at in (0, 1)]  # they overlap
-    with dispatching(pairs[0]):
-        assert dispatching(pairs[1]).locked()
-        with dispatching(None), dispatching(make_mesh(devices=devices[:1])):
+    with dispatching(make_mesh(data=2, devices=devices[:2]).devices.flat):
+        assert dispatching(devices[1:3]).locked()
+        with dispatching(()), dispatching(devices[:1]):
             pass
-    assert not dispatching(pairs[1]).locked()
+    assert not dispatching(devices[1:3]).locked()

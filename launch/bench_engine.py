@@ -171,7 +171,7 @@ def step(config: ModelConfig, params: Any, rng: np.random.Generator, *, context:
     ours, least = [], []
     for i in range(rounds):
         began = time.perf_counter()
-        device.read(device.decode(params, lanes, (), context=context, n=n, truncated=False))
+        device.read(device.decode(params, lanes, context=context, n=n, truncated=False))
         middle = time.perf_counter()
         bare(params, x, keys).block_until_ready()
         if i > 2:

@@ -50,7 +50,7 @@ def ask(plan: Plan, workdir: Path | None, question: str, max_tokens: int, greedy
     plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, lanes=1, residents=1, prefill_rows=1))
     engine = build.build_engine(plan, model, params, 0, codec)
     try:
-        compiled_s = engine.warm_up()
+        compiled_s = engine.warm_up(truncated=False)
         asked = time.monotonic()
         session = engine.open(request_key(seed, 0, 0), Sampling(temperature=plan.rl.temperature, greedy=greedy))
         turn = session.generate(ids, max_tokens=max_tokens)

@@ -98,7 +98,7 @@ def decode_round(
     greedy: Bool[Array, "S"],
     remaining: Int[Array, "S"],
     *,
-    end_ids: tuple[int, ...] | Int[Array, " E"],
+    end_ids: tuple[int, ...] | Int[Array, " E"] | Int[Array, "S E"],
     n: int,
     context: int,
     cut: Cut | None = None,
@@ -106,11 +106,11 @@ def decode_round(
 ) -> tuple[KVCache, Round]:
     """Up to n tokens for each of S sessions: feed `last[s]` (position lengths[s], not yet cached), sample, and so on.
 
-    A lane stops after an id of `end_ids`, after `remaining[s]` tokens, or when its ids number `capacity`; the loop
-    stops when all lanes have. Afterwards a session's length is lengths + n_done and its last id the last one sampled:
-    the convention holds again. The token at absolute position i is drawn with fold_in(keys[s], i), so it depends
-    neither on the round's size nor on other lanes. logp is as `sampling.sample` says, of the logits that `rules` allow;
-    `cut` and `rules` None are the program without them.
+    A lane stops after an id of `end_ids` (those of all lanes, or of each its own), after `remaining[s]` tokens, or when
+    its ids number `capacity`; the loop stops when all lanes have. Afterwards a session's length is lengths + n_done and
+    its last id the last one sampled: the convention holds again. The token at absolute position i is drawn with
+    fold_in(keys[s], i), so it depends neither on the round's size nor on other lanes. logp is as `sampling.sample`
+    says, of the logits that `rules` allow; `cut` and `rules` None are the program without them.
 
     Want lengths <= context <= capacity; a lane that breaks this does nothing and has NaN logp. An unused lane has row
     index `cache.rows` and remaining 0. DONATE `cache`.
@@ -142,7 +142,7 @@ def decode_round(
         token, logp = sample(logits, drawn, temperature, greedy, cut)
         out = _written(state, token, logp, ways)
         full = position + 2 >= cache.capacity  # the sampled id is at position + 1: it is the last that fits
-        ended = jnp.isin(token, jnp.asarray(end_ids, jnp.int32)) | (out.n_done >= remaining) | full
+        ended = jnp.any(token[:, None] == jnp.asarray(end_ids, jnp.int32), -1) | (out.n_done >= remaining) | full
         return _State(
             step=state.step + 1,
             last=token,

@@ -19,7 +19,7 @@ from models.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys (after RoPE) and values by layer, row, head and position; with a key shift also each row's last unshifted key.
+    """Keys (after RoPE) and values by layer, row, head and position; with a key shift each row's last unshifted key.
 
     Positions stand next to each other within a head: attention reads them so, and a row's are copied in long runs.
     """
@@ -111,8 +111,3 @@ def copy_row(cache: KVCache, source: Int[Array, ""], targets: Int[Array, "S"], *
         row = jnp.broadcast_to(last[:, source][:, None], (last.shape[0], len(targets), *last.shape[2:]))
         last = last.at[:, targets].set(row, mode="drop")
     return KVCache(spread(cache.k), spread(cache.v), last)
-
-
-def free(cache: KVCache, rows: Int[Array, "S"]) -> KVCache:
-    """Erase rows. Not needed for correctness, as nothing past a session's length is ever read; for tests and leaks."""
-    return jax.tree.map(lambda x: x.at[:, rows].set(0, mode="drop"), cache)

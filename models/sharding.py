@@ -1,6 +1,8 @@
 """Where parameters and batches live: logical axes of the model on the axes of a device mesh."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -24,6 +26,7 @@ RULES: Mapping[str, str | None] = {
     "rank": None,  # of an adapter: thin, whole everywhere
     "answers": None,  # yes and no
 }
+_DISPATCH = threading.Lock()
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: list[jax.Device] | None = None) -> Mesh:
@@ -81,6 +84,16 @@ def shardings(shapes: Params, named: Params, mesh: Mesh, rules: Mapping[str, str
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree_util.tree_map_with_path(place, shapes, named)
+
+
+def dispatching(devices: Iterable[jax.Device]) -> contextlib.AbstractContextManager:
+    """To be held while a program of `devices` is enqueued, and never while one is waited for.
+
+    Two threads whose programs reach two devices in different orders would wait for each other for ever. The sets of
+    devices of learner and engines overlap, so all sets have one lock; a program of one device waits for
+    no other, and holds nothing.
+    """
+    return _DISPATCH if len(set(devices)) > 1 else contextlib.nullcontext()
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

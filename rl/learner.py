@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from models import lora, transformer
 from models.config import HEADS, ModelConfig
 from models.logprobs import token_logp
-from models.sharding import batch_sharding, born, heads_sharding, param_shardings, replicated
+from models.sharding import batch_sharding, born, dispatching, heads_sharding, param_shardings, replicated
 from rl.losses.recipes import LossFn, Metrics
 from rl.types import Max, Mean, TrajectoryBatch
 
@@ -113,6 +113,10 @@ def make_learner(
         donate_argnums=0,
     )
 
+    def enqueue(program: Callable, *args: Any, **options: Any) -> Any:
+        with dispatching(mesh.devices.flat):
+            return program(*args, **options)
+
     def put(batch: TrajectoryBatch) -> TrajectoryBatch:
         """H2D, once for each batch; nothing to do for one that is there."""
         there = isinstance(batch.tokens, jax.Array)
@@ -120,19 +124,19 @@ def make_learner(
         if batch.tokens.shape[0] % share:
             raise ValueError(f"batch: got {batch.tokens.shape[0]} rows, want a multiple of micro_rows={share}")
         if there:
-            return jax.device_put(batch, rows)
+            return enqueue(jax.device_put, batch, rows)
         dealt = jax.tree.map(lambda x: _deal(x, own, share), batch)
         if own == shards:
             return jax.device_put(dealt, rows)
         return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), dealt)
 
     return Learner(
-        init_params=_placer(fresh, state_shardings.params),
-        init_state=_starter(fresh, tx, adapters, heads, state_shardings),
+        init_params=partial(enqueue, _placer(fresh, state_shardings.params)),
+        init_state=partial(enqueue, _starter(fresh, tx, adapters, heads, state_shardings)),
         prepare=lambda state, ref, batch: (
-            filled(state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
+            enqueue(filled, state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
         ),
-        train_step=lambda state, batch: step(state, put(batch)),
+        train_step=lambda state, batch: enqueue(step, state, put(batch)),
         state_shardings=state_shardings,
         compiled_steps=step._cache_size,
         lower=step.lower,

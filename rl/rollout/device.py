@@ -18,7 +18,7 @@ from models import generate, kv_cache
 from models.config import ModelConfig
 from models.constraint import Constraint
 from models.sampling import Cut
-from models.sharding import RULES, replicated
+from models.sharding import RULES, dispatching, replicated
 
 END_IDS = 16  # ids watched for on the device; further ones are found on the host, after the round
 
@@ -62,6 +62,7 @@ class Lanes:
     top_k: Int[np.ndarray, "S"]
     top_p: Float[np.ndarray, "S"]
     min_p: Float[np.ndarray, "S"]
+    end_ids: Int[np.ndarray, "S E"]  # sampling one of its own ends a lane; the places beyond them are -1
     state: Int[np.ndarray, "S"]  # in the round's constraint; unread without one
     # Lane of the round before, not read yet, whose last id and state this lane goes on from (it does nothing where that
     # one is at its end); -1 where `last`, `remaining` and `state` are known here.
@@ -81,6 +82,7 @@ class Lanes:
             top_k=np.zeros(lanes, np.int32),
             top_p=np.ones(lanes, np.float32),
             min_p=np.zeros(lanes, np.float32),
+            end_ids=np.full((lanes, END_IDS), -1, np.int32),
             state=np.zeros(lanes, np.int32),
             after=np.full(lanes, -1, np.int32),
         )
@@ -91,7 +93,9 @@ class Device:
 
     def __init__(self, config: ModelConfig, residents: int, capacity: int, mesh: Mesh | None = None):
         self._config, self._mesh = config, mesh
-        self._cache: Any = _alloc(config, residents, capacity, mesh)
+        self._devices = () if mesh is None else tuple(mesh.devices.flat)
+        with dispatching(self._devices):
+            self._cache: Any = _alloc(config, residents, capacity, mesh)
         self._tables: weakref.WeakKeyDictionary[Constraint, jax.Array] = weakref.WeakKeyDictionary()
         self._before: generate.Round | None = None
         self._compiled_before = _cache_sizes()
@@ -99,13 +103,13 @@ class Device:
     def prefill(self, params, rows, tokens, start, n_new, *, context: int) -> None:
         """Write the KV of tokens[i, :n_new[i]] at positions start[i].. of rows[i]; DONATES the cache."""
         arrays = self._put((rows, tokens, start, n_new))
-        self._cache = _prefill(params, self._config, self._cache, *arrays, context=context, mesh=self._mesh)
+        with dispatching(self._devices):
+            self._cache = _prefill(params, self._config, self._cache, *arrays, context=context, mesh=self._mesh)
 
     def decode(
         self,
         params,
         lanes: Lanes,
-        end_ids: tuple[int, ...],
         *,
         context: int,
         n: int,
@@ -118,8 +122,6 @@ class Device:
         `truncated` is the program that knows top-k, top-p and min-p (it sorts the vocabulary).
         """
         table = None if constraint is None else self._table(constraint)
-        ends = np.full(END_IDS, -1, np.int32)
-        ends[: len(end_ids)] = end_ids
         before = self._before
         if before is None or before.tokens.shape != (len(lanes.rows), n):
             before = self._put(generate.empty_round(len(lanes.rows), n))
@@ -128,11 +130,12 @@ class Device:
             before = before._replace(state=before.n_done)  # unread: no lane goes on from a round without one
         if table is None:
             before = before._replace(state=None)
-        lanes, ends = self._put((lanes, ends))
-        self._cache, self._before = _decode(
-            params, self._config, self._cache, before, lanes, ends, table,
-            context=context, n=n, truncated=truncated, mesh=self._mesh,
-        )  # fmt: skip
+        lanes = self._put(lanes)
+        with dispatching(self._devices):
+            self._cache, self._before = _decode(
+                params, self._config, self._cache, before, lanes, table,
+                context=context, n=n, truncated=truncated, mesh=self._mesh,
+            )  # fmt: skip
         return self._before
 
     def read(self, out: generate.Round) -> generate.Round:
@@ -151,7 +154,9 @@ class Device:
         """Copy the first `context` columns of one row onto at most `width` others; DONATES the cache."""
         rows = np.full(width, self._cache.rows, np.int32)  # beyond the last row: nothing is written
         rows[: len(targets)] = targets
-        self._cache = _copy(self._cache, *self._put((np.int32(source or 0), rows)), context=context, mesh=self._mesh)
+        arrays = self._put((np.int32(source or 0), rows))
+        with dispatching(self._devices):
+            self._cache = _copy(self._cache, *arrays, context=context, mesh=self._mesh)
 
     def _put(self, arrays: Any) -> Any:
         """Host arrays on every device of the mesh, or on the first device of the process."""
@@ -195,7 +200,7 @@ def _prefill(params, config, cache, rows, tokens, start, n_new, *, context, mesh
 
 
 @partial(jax.jit, static_argnames=("config", "context", "n", "truncated", "mesh"), donate_argnames="cache")
-def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n, truncated, mesh):
+def _decode(params, config, cache, before, lanes, table, *, context, n, truncated, mesh):
     goes_on, place = lanes.after >= 0, jnp.maximum(lanes.after, 0)
     last = jnp.where(goes_on, before.tokens[place, n - 1], lanes.last)
     remaining = jnp.where(goes_on & ~before.alive[place], 0, lanes.remaining)
@@ -206,7 +211,7 @@ def _decode(params, config, cache, before, lanes, end_ids, table, *, context, n,
     cache, out = generate.decode_round(
         params, config, cache, lanes.rows, last, lanes.lengths,
         jax.random.wrap_key_data(lanes.keys, impl="threefry2x32"), lanes.temperature, lanes.greedy, remaining,
-        end_ids=end_ids, n=n, context=context, cut=cut, rules=rules,
+        end_ids=lanes.end_ids, n=n, context=context, cut=cut, rules=rules,
     )  # fmt: skip
     if mesh is not None:  # the next round goes on from it
         out = jax.lax.with_sharding_constraint(out, replicated(mesh))

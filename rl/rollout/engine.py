@@ -12,7 +12,6 @@ KV that is computed again (after an eviction, an interruption or an update) is t
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,8 @@ from jaxtyping import UInt32
 from models.config import ModelConfig
 from models.constraint import Constraint
 from models.sampling import Sampling
+from rl.rollout.admission import Admission, Ticket
+from rl.rollout.commands import Commands
 from rl.rollout.device import END_IDS, Shapes
 from rl.rollout.keys import fold_in, key_data, request_key  # noqa: F401  (request_key is part of this face)
 from rl.rollout.residents import Residents
@@ -30,8 +31,11 @@ from rl.rollout.rounds import Rounds
 from rl.rollout.schedule import Plan, next_plan
 from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request, Session
 from rl.rollout.stops import StopIds
+from rl.rollout.turns import check_asked, check_constraint
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
+
+ASKING_S = 0.002  # how long an idle device waits for the sessions that have not asked yet, once one has
 
 
 class Engine:
@@ -39,7 +43,8 @@ class Engine:
 
     `view` maps ids to text, for stop strings. `contexts` are the attention widths that are compiled, rising to
     `capacity`. A prefill batch has `prefill_rows` rows of `prefill_chunk` tokens, a decode round up to `round_tokens`
-    tokens for each of `lanes`. At most `sessions` (default: as many as `residents`) are open; further callers wait.
+    tokens for each of `lanes`. At most `sessions` (default: as many as `residents`) are open, and at most `waiting`
+    callers (default: 8 a session) wait for one.
     `kv_on_update`: at a weight update live KV is computed again ("recompute": every logp is that of its version alone)
     or kept ("keep": cheaper; the logp of later tokens mixes versions). With a `mesh` (1, 1, tensor) heads, mlp and
     vocabulary are split over its devices; without one the policy lies whole on the first device of the process.
@@ -61,6 +66,7 @@ class Engine:
         prefill_chunk: int = 64,
         contexts: Sequence[int] = (),
         sessions: int | None = None,
+        waiting: int | None = None,
         kv_on_update: str = "recompute",
         mesh: Mesh | None = None,
     ):
@@ -77,34 +83,28 @@ class Engine:
 
         self._lock = threading.RLock()  # guards all below; the thread computes outside it
         self._work = threading.Condition(self._lock)  # the engine thread waits here
-        self._places = threading.Condition(self._lock)  # callers wait here to open, and for the engine to drain
+        waiting = 8 * sessions if waiting is None else waiting
+        self.admission = Admission(sessions, waiting, lock=self._lock, ended=self._ended)
         self._mesh = mesh
         self._snapshot: Snapshot = snapshot(params, version, config, mesh)
         self._next: Snapshot | None = None
         self._requests: dict[Request, None] = {}  # in order of arrival
-        self._commands: deque[tuple[Callable[[], None], threading.Event]] = deque()
+        self._commands = Commands(lock=self._lock, wake=self._work.notify, ended=self._ended)
         self._sessions: set[Session] = set()
         self._residents = Residents(residents)
-        self._queue: deque[object] = deque()  # callers waiting to open, first come first served
-        self._end_ids, self._stop_ids = tuple(sorted(set(end_ids))), StopIds(view, config.vocab_size)
+        self._end_ids = tuple(sorted(set(end_ids)))
+        self._stop_ids = StopIds(view, config.vocab_size, most=END_IDS)
         self._failure: BaseException | None = None
-        self._closing = self._draining = False
-        self._published_s: float | None = None  # when weights came that no token has been sampled by yet
+        self._closing = False
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
-            "crowded_rounds crowded_lanes_used prefill_s decode_s publish_to_token_s".split(),
+            "crowded_rounds crowded_lanes_used prefill_s decode_s publishes publish_to_token_s".split(),
             0,
         )
         self._rounds = Rounds(
-            config,
-            shapes,
-            mesh,
-            lock=self._lock,
-            counts=self._counts,
-            view=view,
-            end_ids=self._end_ids,
-            finish=self._finish,
-        )
+            config, shapes, mesh,
+            lock=self._lock, counts=self._counts, view=view, end_ids=self._end_ids, finish=self._finish,
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -113,44 +113,60 @@ class Engine:
     def open(self, key: UInt32[np.ndarray, "2"], sampling: Sampling, *, timeout_s: float | None = None) -> Session:
         """A new, empty session; blocks, first come first served, while `sessions` are open.
 
-        Errors: TimeoutError after `timeout_s`; EngineClosed; EngineError.
+        Errors: EngineBusy at once where `waiting` callers wait already; TimeoutError after `timeout_s`; EngineClosed;
+        EngineError.
         """
-        return self._admit([key_data(key)], sampling, timeout_s)[0]
+        keys = [key_data(key)]
+        return self.admit(self.admission.join(1), keys, sampling, timeout_s)[0]
+
+    def admit(
+        self, ticket: Ticket, keys: Sequence[UInt32[np.ndarray, "2"]], sampling: Sampling, timeout_s: float | None
+    ) -> list[Session]:
+        """A session for each key, for whoever has joined the queue of `admission` for so many. Errors: as `open`."""
+        with self._lock:
+            self.admission.wait(ticket, timeout_s)
+            sessions = [Session(self, key, sampling, int(self._counts["turns"])) for key in keys]
+            self._sessions.update(sessions)
+            return sessions
 
     def publish(self, params: Any, version: int) -> None:
         """Serve a copy of `params` from the next round on; returns at once. The caller may donate `params` afterwards.
         Only a round planned before this returned can still sample by the version before.
 
         Turns in flight go on; each token carries its version.
-        Errors: ValueError for a version that goes back; EngineClosed; EngineError.
+        Errors: ValueError for a version that does not rise; EngineClosed; EngineError.
         """
         fresh = snapshot(params, version, self.config, self._mesh)
         with self._lock:
             self._raise_if_ended()
             now = (self._next or self._snapshot).version
-            if version < now:
+            if version <= now:
                 raise ValueError(
-                    f"publish: got version {version}, want at least {now}, the newest; versions never go back"
+                    f"publish: got version {version}, want more than {now}, the newest; a version names one set of "
+                    "weights"
                 )
             self._next = fresh
-            self._published_s = time.monotonic()
+            self._rounds.time_until_read(version)
             self._work.notify()
 
-    def warm_up(self) -> float:
-        """Compile every shape by running it on no rows; the seconds it took."""
-        began = time.monotonic()
-        self._on_thread(lambda: self._rounds.compile(self._snapshot.params))
-        return time.monotonic() - began
+    def warm_up(self, *, truncated: bool = True, constraints: Sequence[Constraint] = ()) -> float:
+        """Compile by running on no rows; the seconds it took. Afterwards nothing compiles but what was left out: rounds
+        of truncated sessions, where told so, and of constraints of another size than those given (their states, at
+        least 8, rounded up to a power of two).
 
-    def load(self) -> int:
-        """Sessions open, and callers that wait to open one."""
-        with self._lock:
-            return len(self._sessions) + len(self._queue)
+        Errors: ValueError for a constraint of another vocabulary; EngineClosed; EngineError.
+        """
+        for constraint in constraints:
+            check_constraint(constraint, self.config.vocab_size, self._end_ids)
+        began = time.monotonic()
+        self._commands.run(lambda: self._rounds.compile(self._snapshot.params, truncated, constraints))
+        return time.monotonic() - began
 
     def stats(self) -> dict[str, float]:
         """State now (`version sessions requests busy_lanes free_rows waiting_opens kv_kept`), counts since the start.
 
-        `publish_to_token_s`: from the last publish that has been sampled by to its first token.
+        `publish_to_token_s`: from a publish to the first token of its weights, summed over the `publishes` that have
+        been sampled by.
         """
         with self._lock:
             places = self.shapes.lanes * self._counts["rounds"]
@@ -162,7 +178,7 @@ class Engine:
                 "free_rows": self._residents.n_free,
                 "evictions": self._residents.evictions,
                 "kv_kept": float(self.kv_on_update == "keep"),
-                "waiting_opens": len(self._queue),
+                "waiting_opens": self.admission.n_waiting,
                 "lane_places": places,
                 "lane_occupancy_frac": self._counts["lanes_used"] / max(1, places),
                 "compiles": self._rounds.device.compiles(),
@@ -170,18 +186,13 @@ class Engine:
             }
 
     def drain(self, timeout_s: float) -> None:
-        """Let the turns in flight end and begin no others: sessions' further calls are "cancelled", and `open` raises.
+        """Let the turns in flight end and begin no others, for good: sessions' further calls are "cancelled", and
+        `open` raises EngineClosed.
 
-        Errors: TimeoutError with turns still in flight after `timeout_s`; EngineClosed; EngineError.
+        Errors: TimeoutError with turns still in flight after `timeout_s`: they run on and the engine still drains, so
+        drain it again to wait longer, or close it; EngineClosed; EngineError.
         """
-        with self._lock:
-            self._raise_if_ended()
-            self._draining = True
-            self._places.notify_all()
-            drained = self._places.wait_for(lambda: self._ended() or not self._requests, timeout_s)
-            self._raise_if_ended()
-            if not drained:
-                raise TimeoutError(f"drain: {len(self._requests)} turns run on after {timeout_s} s; close the engine")
+        self.admission.drain(lambda: len(self._requests), timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wake every caller at once ("cancelled" or EngineClosed), free all rows, and end the thread after its running
@@ -194,35 +205,25 @@ class Engine:
             # Here, not by the thread, which may be inside a program for long.
             for session in list(self._sessions):
                 self._close_session(session)
-            self._drop_commands()
+            self._commands.drop()
             self._work.notify_all()
-            self._places.notify_all()
+            self.admission.wake()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"engine: a device program has not returned in {timeout_s} s; the thread is left behind")
 
     def _generate(
-        self,
-        session: Session,
-        new_ids,
-        max_tokens: int,
-        stop: tuple[str, ...],
-        deadline_s: float | None,
+        self, session: Session, new_ids, max_tokens: int, stop: tuple[str, ...], deadline_s: float | None,
         constraint: Constraint | None,
-    ) -> Turn:
+    ) -> Turn:  # fmt: skip
         new = np.asarray(new_ids, np.int64).reshape(-1)
-        if max_tokens < 1:
-            raise ValueError(f"generate: got {max_tokens=}, want at least 1")
-        if len(new) and not 0 <= new.min() <= new.max() < self.config.vocab_size:
-            raise ValueError(
-                f"generate: ids run from {new.min()} to {new.max()}, want 0 to {self.config.vocab_size - 1}"
-            )
+        check_asked(new, max_tokens, self.config.vocab_size)
         if constraint is not None:
-            self._check(constraint)
+            check_constraint(constraint, self.config.vocab_size, self._end_ids)
         stop_ids = self._stop_ids(stop)
         with self._lock:
             self._raise_if_failed()
-            if session.closed or self._closing or self._draining:
+            if session.closed or self._closing or self.admission.draining:
                 return Turn([], [], [], "cancelled")
             if session._request is not None:
                 raise RuntimeError("generate: the session has a call in flight; one thread may use a session")
@@ -249,14 +250,6 @@ class Engine:
             ids = session._ids[first : first + len(request.logp)]
             return Turn(ids, request.logp, request.version, request.reason, tuple(request.forced))
 
-    def _check(self, constraint: Constraint) -> None:
-        ids = constraint.next_state.shape[1]
-        if ids > self.config.vocab_size or not set(constraint.end_ids) <= set(self._end_ids):
-            raise ValueError(
-                f"generate: got a constraint of {ids} ids that ends with {constraint.end_ids}, want at most "
-                f"{self.config.vocab_size} ids and ends among {self._end_ids}; make it from this engine's codec"
-            )
-
     def _cancel(self, session: Session) -> None:
         with self._lock:
             if session._request is not None:
@@ -271,44 +264,13 @@ class Engine:
         session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)
         self._finish(request, reason)
 
-    def _admit(
-        self, keys: Sequence[UInt32[np.ndarray, "2"]], sampling: Sampling, timeout_s: float | None
-    ) -> list[Session]:
-        if len(keys) > self.sessions:
-            raise ValueError(f"got {len(keys)} sessions at once, want at most {self.sessions} (sessions)")
-        me = object()
-        with self._lock:
-            self._queue.append(me)
-            try:
-                ready = self._places.wait_for(
-                    lambda: (
-                        self._ended()
-                        or self._draining
-                        or (self._queue[0] is me and len(self._sessions) + len(keys) <= self.sessions)
-                    ),
-                    timeout_s,
-                )
-                self._raise_if_ended()
-                if self._draining:
-                    raise EngineClosed("the engine is draining; make a new Engine")
-                if not ready:
-                    raise TimeoutError(
-                        f"open: {len(self._sessions)} of {self.sessions} sessions are open after {timeout_s} s, "
-                        f"no place for {len(keys)} more; close sessions"
-                    )
-                sessions = [Session(self, key, sampling, int(self._counts["turns"])) for key in keys]
-                self._sessions.update(sessions)
-                return sessions
-            finally:
-                self._queue.remove(me)
-                self._places.notify_all()  # the next in line may fit
-
     def _fork(self, parent: Session, n: int, keys, timeout_s: float | None) -> list[Session]:
         if keys is None:
             keys = [fold_in(parent.key, 2**31 + i) for i in range(n)]
         if len(keys) != n:
             raise ValueError(f"fork: got {len(keys)} keys, want {n}")
-        children = self._admit([key_data(k) for k in keys], parent.sampling, timeout_s)
+        keys = [key_data(k) for k in keys]
+        children = self.admit(self.admission.join(n), keys, parent.sampling, timeout_s)
 
         def copy() -> None:
             with self._lock:
@@ -322,7 +284,7 @@ class Engine:
                 seated = [child for child in seated if child.row != source]
             self._rounds.copy(source, seated, cached)
 
-        self._on_thread(copy)
+        self._commands.run(copy)
         return children
 
     def _restart(self, session: Session, turn: int) -> None:
@@ -344,39 +306,22 @@ class Engine:
                 self._finish(session._request, "cancelled")
             self._sessions.discard(session)
             self._residents.release(session)
-            self._places.notify_all()
+            self.admission.leave(1)
 
-    def _on_thread(self, command: Callable[[], None]) -> None:
-        done, ran = threading.Event(), []
-        with self._lock:
-            self._raise_if_ended()
-            self._commands.append((lambda: ran.append(command()), done))
-            self._work.notify()
-        done.wait()
-        with self._lock:
-            self._raise_if_failed()
-            if not ran:
-                self._raise_if_ended()
-
-    def _drop_commands(self) -> None:
-        """Wake who waits for a command that is not run any more."""
-        for _, done in self._commands:
-            done.set()
-        self._commands.clear()
-
-    def _ended(self) -> bool:
-        return self._closing or self._failure is not None
+    def _ended(self) -> Exception | None:
+        if self._failure is None:
+            return EngineClosed("the engine is closed; make a new Engine") if self._closing else None
+        error = EngineError(f"the engine thread died: {type(self._failure).__name__}: {self._failure}")
+        error.__cause__ = self._failure
+        return error
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
-            raise EngineError(
-                f"the engine thread died: {type(self._failure).__name__}: {self._failure}"
-            ) from self._failure
+            raise self._ended()
 
     def _raise_if_ended(self) -> None:
-        self._raise_if_failed()
-        if self._closing:
-            raise EngineClosed("the engine is closed; make a new Engine")
+        if (error := self._ended()) is not None:
+            raise error
 
     def _finish(self, request: Request, reason: str) -> None:
         self._requests.pop(request, None)
@@ -385,8 +330,8 @@ class Engine:
         request.session._used = int(self._counts["turns"])
         request.reason = reason
         request.done.set()
-        if self._draining:
-            self._places.notify_all()
+        if self.admission.draining:
+            self.admission.wake()
 
     # The engine thread
 
@@ -394,16 +339,14 @@ class Engine:
         try:
             while True:
                 with self._lock:
-                    self._work.wait_for(
-                        lambda: self._closing or self._next or self._commands or self._requests or self._rounds.unread
-                    )
+                    self._await_work()
                     if self._closing:
                         break
                     urgent = self._next is not None or bool(self._commands)
                 if urgent:
                     self._rounds.read()  # new weights and copies find every session as it is
                 if self._rounds.unread is None:
-                    self._obey()
+                    self._commands.obey()
                 with self._lock:
                     if self._next is not None and self._rounds.unread is not None:
                         continue
@@ -425,48 +368,34 @@ class Engine:
                     self._rounds.read()
                 else:
                     self._rounds.decode(plan, self._snapshot)
-                self._time_publish()
         except BaseException as error:  # every caller hears of it, now and later
             self._failure = error
             logging.exception("engine thread died")
         finally:
             self._end()
 
+    def _await_work(self) -> None:
+        def urgent() -> bool:
+            return bool(self._closing or self._next or self._commands)
+
+        idle = not self._requests and not self._rounds.unread
+        self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
+        if idle:
+            # Worlds that were answered together ask together, and a program for the first costs what one for all does.
+            self._work.wait_for(lambda: urgent() or len(self._requests) == len(self._sessions), ASKING_S)
+
     def _plan(self, waiting: set[Request]) -> Plan | None:
         runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]
         return next_plan([r for r in runnable if r.remaining(self.capacity) > 0], self.shapes)
-
-    def _time_publish(self) -> None:
-        """Once a token of the newest weights has been read: how long that took since they came."""
-        with self._lock:
-            newest = (self._next or self._snapshot).version
-            if self._published_s is not None and self._rounds.newest_read == newest:
-                self._counts["publish_to_token_s"] = time.monotonic() - self._published_s
-                self._published_s = None
-
-    def _obey(self) -> None:
-        """Run what callers queued. A command leaves the queue when it has run: one that raises, and those behind it,
-        stay there for `_end`, which wakes their callers when the failure is known.
-        """
-        while True:
-            with self._lock:
-                if not self._commands:
-                    return
-                command, done = self._commands[0]
-            command()
-            with self._lock:
-                if self._commands:  # else the engine was closed meanwhile
-                    self._commands.popleft()
-                done.set()
 
     def _end(self) -> None:
         with self._lock:
             for session in list(self._sessions):
                 self._close_session(session)
-            self._drop_commands()
+            self._commands.drop()
             self._rounds.busy_lanes = 0
             self._rounds.device.free()
-            self._places.notify_all()
+            self.admission.wake()
 
     def _swap(self) -> None:
         if self._next is None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from envs.base import Env, EnvError, Task
 from models.sampling import Sampling
-from rl.rollout.engine import EngineClosed, request_key
+from rl.rollout.engine import request_key
+from rl.rollout.session import EngineBusy, EngineClosed
 from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
@@ -29,7 +30,7 @@ class PoolError(RuntimeError):
 
 
 class PoolClosed(PoolError):
-    """The pool was closed while the caller waited, or before."""
+    """The pool was closed, or the engine under it drained or closed, while the caller waited or before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Pool:
         self._results: deque[Group] = deque()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
+        self._left: EngineClosed | None = None  # why it has no engine any more
         self._progress_s = time.monotonic()
         self._failed_in_row = 0
         self._counts = dict.fromkeys(
@@ -266,6 +268,8 @@ class Pool:
             raise PoolError(
                 f"the rollout pool has failed: {type(self._failure).__name__}: {self._failure}"
             ) from self._failure
+        if self._left is not None:
+            raise PoolClosed(f"the rollout pool has ended: {self._left}, and a new Pool") from self._left
         if self._stop.is_set():
             raise PoolClosed("the rollout pool is closed; make a new Pool")
 
@@ -334,6 +338,14 @@ class Pool:
                         return
                     slot.job = None
                     self._end(group, member, trajectory)
+        except EngineClosed as closed:  # its owner drains or closes it: no fault, but nothing can be played any more
+            with self._lock:
+                if not self._ended():
+                    self._left = closed
+                    logging.info("rollout pool: %s", closed)
+                self._stop.set()
+                self._jobs.clear()
+                self._lock.notify_all()
         except BaseException as error:  # a fault of the program: whoever waits must hear of it
             with self._lock:
                 if not slot.lost and not self._stop.is_set():
@@ -380,6 +392,9 @@ class Pool:
             try:
                 session = self._engine.open(key, group.sampling, timeout_s=0.5)  # bounded, so that close() is noticed
             except TimeoutError:
+                continue
+            except EngineBusy:
+                self._stop.wait(0.05)
                 continue
             except EngineClosed:
                 if self._ended():

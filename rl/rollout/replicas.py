@@ -1,13 +1,16 @@
 """Several engines with the face of one: each has its own devices, thread, lanes and residents."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt32
 
+from models.constraint import Constraint
 from models.sampling import Sampling
 from rl.rollout.engine import Engine
+from rl.rollout.keys import key_data
 from rl.rollout.session import Session
 
 
@@ -20,29 +23,33 @@ class Replicas:
         if not engines:
             raise ValueError("Replicas: got no engine, want at least one")
         self._engines = tuple(engines)
+        self._lock = threading.Lock()  # held while one is chosen
         self.config, self.capacity = engines[0].config, min(engine.capacity for engine in engines)
 
     def open(self, key: UInt32[np.ndarray, "2"], sampling: Sampling, *, timeout_s: float | None = None) -> Session:
-        """As `Engine.open`, in the replica with the fewest sessions open or waited for."""
-        return min(self._engines, key=lambda engine: engine.load()).open(key, sampling, timeout_s=timeout_s)
+        """As `Engine.open`, in the replica with the fewest sessions open or waited for, the first of equals."""
+        keys = [key_data(key)]
+        with self._lock:  # chosen and joined at once: callers that come together spread evenly
+            engine = min(self._engines, key=lambda engine: engine.admission.load())
+            ticket = engine.admission.join(1)
+        return engine.admit(ticket, keys, sampling, timeout_s)[0]
 
     def publish(self, params: Any, version: int) -> None:
         """As `Engine.publish`, to all."""
         for engine in self._engines:
             engine.publish(params, version)
 
-    def warm_up(self) -> float:
+    def warm_up(self, *, truncated: bool = True, constraints: Sequence[Constraint] = ()) -> float:
         """As `Engine.warm_up`, one after the other; equal shapes on other devices compile again."""
-        return sum(engine.warm_up() for engine in self._engines)
+        return sum(engine.warm_up(truncated=truncated, constraints=constraints) for engine in self._engines)
 
     def stats(self) -> dict[str, float]:
-        """Sums over the replicas; of `version` the least, of the time since a publish the longest."""
+        """Sums over the replicas, and the least `version`."""
         each = [engine.stats() for engine in self._engines]
         total = {name: sum(stats[name] for stats in each) for name in each[0]}
         return total | {
             "version": min(stats["version"] for stats in each),
             "kv_kept": each[0]["kv_kept"],
-            "publish_to_token_s": max(stats["publish_to_token_s"] for stats in each),
             "lane_occupancy_frac": total["lanes_used"] / max(1, total["lane_places"]),
             "compiles": max(stats["compiles"] for stats in each),  # each counts those of the whole process
         }

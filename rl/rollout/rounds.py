@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.config import ModelConfig
+from models.constraint import Constraint
 from models.generate import Round
 from rl.rollout.device import Device, Lanes, Shapes
 from rl.rollout.schedule import Plan
@@ -48,7 +49,7 @@ class Rounds:
         self.device = Device(config, shapes.residents, shapes.capacity, mesh)
         self.unread: _Unread | None = None
         self.busy_lanes = 0
-        self.newest_read = -1  # version by which a token was read that was sampled
+        self._timed: tuple[int, float] | None = None  # a version by which no token was read yet, since when
         self._shapes, self._key_shift = shapes, config.key_shift
         self._lock, self._counts, self._finish = lock, counts, finish
         self._view, self._end_ids = view, end_ids
@@ -100,7 +101,6 @@ class Rounds:
         out = self.device.decode(
             weights.params,
             lanes,
-            plan.end_ids,
             context=plan.context,
             n=self._shapes.round_tokens,
             truncated=plan.truncated,
@@ -135,7 +135,15 @@ class Rounds:
                 self._counts["crowded_lanes_used"] += used
             self._counts["tokens_sampled"] += int(out.n_done.sum())
             self._counts["decode_s"] += time.monotonic() - began
-            self.newest_read = max(self.newest_read, unread.version)
+            if self._timed is not None and unread.version >= self._timed[0]:
+                self._counts["publishes"] += 1
+                self._counts["publish_to_token_s"] += time.monotonic() - self._timed[1]
+                self._timed = None
+
+    def time_until_read(self, version: int) -> None:
+        """Count how long it is from now to the first token of `version`; of versions that overtake it, to theirs."""
+        with self._lock:
+            self._timed = version, time.monotonic()
 
     def _take(self, request: Request, out: Round, lane: int, version: int) -> None:
         session = request.session
@@ -150,8 +158,8 @@ class Rounds:
         if reason is not None:
             self._finish(request, reason)
 
-    def compile(self, params: Any) -> None:
-        """Run every shape on no rows."""
+    def compile(self, params: Any, truncated: bool, constraints: Sequence[Constraint]) -> None:
+        """Run every shape on no rows: rounds free and under each of `constraints`, and if asked truncated ones too."""
         rows = np.full(self._shapes.prefill_rows, self._shapes.residents, np.int32)
         tokens = np.zeros((self._shapes.prefill_rows, self._shapes.prefill_chunk), np.int32)
         none = np.zeros_like(rows)
@@ -160,4 +168,13 @@ class Rounds:
             self.device.prefill(params, rows, tokens, none, none, context=context)
         for context in self._shapes.contexts:
             self.device.copy(0, [], width=self._shapes.prefill_rows, context=context)
-            self.device.decode(params, lanes, (), context=context, n=self._shapes.round_tokens, truncated=False)
+            for cut in (False, True) if truncated else (False,):
+                for constraint in (None, *constraints):
+                    self.device.decode(
+                        params,
+                        lanes,
+                        context=context,
+                        n=self._shapes.round_tokens,
+                        truncated=cut,
+                        constraint=constraint,
+                    )

@@ -11,13 +11,12 @@ MOST_WAITED = 4  # programs that run without somebody who could, before what run
 
 
 class Plan(NamedTuple):
-    """One program to run. A round takes lanes of one attention width, one set of end ids and one constraint: a lane's
-    own, whoever is beside it.
+    """One program to run. A round takes lanes of one attention width and one constraint: a lane's own, whoever is
+    beside it.
     """
 
     kind: str  # "prefill" or "decode"
     context: int
-    end_ids: tuple[int, ...]
     truncated: bool  # top-k, top-p or min-p: a program of its own
     constraint: Constraint | None
     requests: list[Request]
@@ -39,9 +38,9 @@ def next_plan(requests: Iterable[Request], shapes: Shapes) -> Plan | None:
         context = next(c for c in shapes.contexts if c >= request.cached)
         if request.cached < len(session._ids) - 1:
             context = context if session._cached else 0  # a first chunk reads no cache at all
-            program = ("prefill", context, (), False, None)
+            program = ("prefill", context, False, None)
         else:
-            program = ("decode", context, request.end_ids, session.sampling.truncated, request.constraint)
+            program = ("decode", context, session.sampling.truncated, request.constraint)
         groups.setdefault(program, []).append(request)
     if not groups:
         return None

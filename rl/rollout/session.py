@@ -21,7 +21,11 @@ class EngineError(RuntimeError):
 
 
 class EngineClosed(RuntimeError):
-    """A session was asked of an engine that is closed, or closed while the caller waited."""
+    """A session was asked of an engine that drains or is closed, or did so while the caller waited."""
+
+
+class EngineBusy(RuntimeError):
+    """As many callers wait for a session as may: the caller is to come again later, or to be told so."""
 
 
 class CapacityError(ValueError):

@@ -1,13 +1,33 @@
-"""Requests to the arrays of a decode round, and a round's tokens back into turns. Host arithmetic alone."""
+"""Requests, checked, to the arrays of a decode round, and a round's tokens back into turns. Host arithmetic alone."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Int
 
+from models.constraint import Constraint
 from models.generate import Round
 from rl.rollout.device import Lanes, Shapes
 from rl.rollout.session import Request
 from rl.rollout.stops import first_stop
+
+
+def check_asked(ids: Int[np.ndarray, " t"], max_tokens: int, vocab_size: int) -> None:
+    """Errors: ValueError."""
+    if max_tokens < 1:
+        raise ValueError(f"generate: got {max_tokens=}, want at least 1")
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise ValueError(f"generate: ids run from {ids.min()} to {ids.max()}, want 0 to {vocab_size - 1}")
+
+
+def check_constraint(constraint: Constraint, vocab_size: int, end_ids: Sequence[int]) -> None:
+    """Errors: ValueError."""
+    ids = constraint.next_state.shape[1]
+    if ids > vocab_size or not set(constraint.end_ids) <= set(end_ids):
+        raise ValueError(
+            f"generate: got a constraint of {ids} ids that ends with {constraint.end_ids}, want at most {vocab_size} "
+            f"ids and ends among {tuple(end_ids)}; make it from this engine's codec"
+        )
 
 
 def lane_arrays(requests: Sequence[Request], shapes: Shapes) -> Lanes:
@@ -19,6 +39,7 @@ def lane_arrays(requests: Sequence[Request], shapes: Shapes) -> Lanes:
         arrays.remaining[i] = request.remaining(shapes.capacity)
         arrays.temperature[i], arrays.greedy[i] = how.temperature, how.greedy
         arrays.top_k[i], arrays.top_p[i], arrays.min_p[i] = how.top_k, how.top_p, how.min_p
+        arrays.end_ids[i, : len(request.end_ids)] = request.end_ids
         if request.unread:
             arrays.after[i] = request.lane
             continue

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from models.config import ModelConfig
 from models.lora import merge
-from models.sharding import param_shardings, replicated
+from models.sharding import dispatching, param_shardings, replicated
 from models.transformer import as_computed
 
 Starts = tuple[tuple[int, ...], ...]  # where the pieces of an array begin, by axis
@@ -49,7 +49,8 @@ def snapshot(params: Any, version: int, config: ModelConfig | None = None, mesh:
     if all(x.is_fully_addressable for x in leaves):
         pieces, starts = zip(*(_pieces(x, here) for x in leaves), strict=True)
         return Snapshot(_joined(tree.unflatten(pieces), starts, config), version)
-    whole = _gather(spread[0].mesh, config)(params)
+    with dispatching(spread[0].device_set):
+        whole = _gather(spread[0].mesh, config)(params)
     return Snapshot(jax.tree.map(lambda x: _on(x, here), whole), version)
 
 
@@ -73,7 +74,8 @@ def _split(params: Any, config: ModelConfig, mesh: Mesh) -> Any:
     places = dict(jax.tree_util.tree_leaves_with_path(where))
     # What an adapter adds is thin, and whole on each device until it is merged.
     own = jax.tree_util.tree_map_with_path(lambda path, _: places.get(path, replicated(mesh)), params)
-    return _placer(config, mesh)(jax.device_put(params, own))
+    with dispatching({*mesh.devices.flat, *(d for x in jax.tree.leaves(params) for d in x.sharding.device_set)}):
+        return _placer(config, mesh)(jax.device_put(params, own))
 
 
 @functools.cache

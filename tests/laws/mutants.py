@@ -323,7 +323,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drawn = jax.vmap(jax.random.fold_in)(keys, position + 1 + jnp.arange(lanes))",
     ),
     Mutant(
-        "tests/rl/test_engine.py::test_close_wakes_everyone_though_a_program_hangs",
+        "tests/rl/test_admission.py::test_close_wakes_everyone_though_a_program_hangs",
         "rl/rollout/engine.py",
         "self._closing = True\n            # Here, not by the thread, which may be inside a program for long.\n"
         "            for session in list(self._sessions):",
@@ -396,6 +396,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "session._cached = 0 if self.config.key_shift else min(session._cached, len(session._ids) - 1)\n"
         "        self._finish(request, reason)",
         "session._cached = min(session._cached, len(session._ids) - 1)\n        self._finish(request, reason)",
+    ),
+    # -- rounds of mixed turns, admission, several engines, and the lock of several devices
+    Mutant(
+        "tests/laws/test_engine.py::test_turns_of_different_stops_share_rounds_and_each_ends_at_its_own[plain]",
+        "rl/rollout/turns.py",
+        "arrays.end_ids[i, : len(request.end_ids)] = request.end_ids",
+        "arrays.end_ids[:, : len(request.end_ids)] = request.end_ids",
+    ),
+    Mutant(
+        "tests/rl/test_schedule.py::test_sessions_of_different_stops_share_a_round",
+        "rl/rollout/schedule.py",
+        'program = ("decode", context, session.sampling.truncated, request.constraint)',
+        'program = ("decode", context, bool(request.end_ids), request.constraint)',
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_after_warm_up_nothing_compiles_whatever_is_asked_for_side_by_side",
+        "rl/rollout/rounds.py",
+        "for cut in (False, True) if truncated else (False,):",
+        "for cut in (False,):",
+    ),
+    Mutant(
+        "tests/laws/test_constraint.py::test_after_warm_up_nothing_compiles_whatever_is_asked_for_side_by_side",
+        "rl/rollout/rounds.py",
+        "for constraint in (None, *constraints):",
+        "for constraint in (None,):",
+    ),
+    Mutant(
+        "tests/rl/test_admission.py::test_more_callers_than_may_wait_are_refused_at_once",
+        "rl/rollout/admission.py",
+        "if len(self._queue) > self.waiting and not ticket.granted:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_admission.py::test_who_gives_up_lets_those_behind_it_in",
+        "rl/rollout/admission.py",
+        "self._grant()  # the next in line may fit",
+        "pass",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_real_episodes_of_an_engine_that_drains_are_cancelled",
+        "rl/rollout/pool.py",
+        "self._left = closed",
+        "self._fail(closed)",
+    ),
+    Mutant(
+        "tests/rl/test_replicas.py::test_callers_that_come_together_spread_evenly",
+        "rl/rollout/replicas.py",
+        "with self._lock:  # chosen and joined at once: callers that come together spread evenly",
+        "if True:",
+    ),
+    Mutant(
+        "tests/rl/test_replicas.py::test_a_version_is_published_once",
+        "rl/rollout/engine.py",
+        "if version <= now:",
+        "if version < now:",
+    ),
+    Mutant(
+        "tests/laws/test_engine_mesh.py::test_same_tokens_as_one_device[plain-1-3]",
+        "rl/rollout/replicas.py",
+        "for engine in self._engines:\n            engine.publish(params, version)",
+        "for engine in self._engines[:1]:\n            engine.publish(params, version)",
+    ),
+    Mutant(
+        "tests/laws/test_dispatch.py::test_engine_and_learner_enqueue_under_one_lock_and_wait_without_it",
+        "rl/rollout/device.py",
+        "with dispatching(self._devices):\n            self._cache, self._before = _decode(",
+        "if True:\n            self._cache, self._before = _decode(",
+    ),
+    Mutant(
+        "tests/laws/test_dispatch.py::test_engine_and_learner_enqueue_under_one_lock_and_wait_without_it",
+        "rl/learner.py",
+        "with dispatching(mesh.devices.flat):\n            return program(*args, **options)",
+        "if True:\n            return program(*args, **options)",
+    ),
+    Mutant(
+        "tests/laws/test_dispatch.py::test_engine_and_learner_enqueue_under_one_lock_and_wait_without_it",
+        "rl/rollout/weights.py",
+        "with dispatching({*mesh.devices.flat,",
+        "with dispatching({",
     ),
     # -- adapters: merged == unmerged, the base frozen and without optimizer state, B = 0 is the base, served as trained
     Mutant(
@@ -981,10 +1060,16 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- a tag of several tokens
     Mutant(
-        "tests/rl/test_engine.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
+        "tests/rl/test_stops.py::test_the_vocabulary_is_looked_through_once_for_all_callers",
         "rl/rollout/stops.py",
-        "with self._lock:",
+        "with self._looking:",
         "if True:",
+    ),
+    Mutant(
+        "tests/rl/test_stops.py::test_each_text_is_made_once_and_few_strings_are_remembered",
+        "rl/rollout/stops.py",
+        "self._found.popitem(last=False)",
+        "pass",
     ),
     Mutant(
         "tests/laws/test_tokens.py::test_a_tag_of_several_tokens_ends_a_turn_and_its_crossing_token_is_trained",

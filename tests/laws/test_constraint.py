@@ -1,7 +1,9 @@
 """Laws of constrained decoding: what is sampled matches, whatever the weights; its logp is that of the masked softmax;
-and nobody else notices.
+nobody else notices; and none compiles once the engine is warm.
 """
 
+import dataclasses
+import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +19,7 @@ from models.config import ModelConfig
 from models.constraint import from_regex, from_strings
 from models.sampling import Sampling
 from rl.rollout.engine import Engine, request_key
+from tests.models.weights import drawn
 
 CAPACITY, END, END_TOO = 48, 62, 63
 CONFIG = ModelConfig(
@@ -171,3 +174,55 @@ def test_only_a_constraint_compiles_another_program(engine):
         for name in ("number", "one"):  # of few states, both: one program, which an earlier test may have made
             session.generate([1], max_tokens=3, constraint=CONSTRAINTS[name])
     assert engine.stats()["compiles"] <= before + 1
+
+
+def test_after_warm_up_nothing_compiles_whatever_is_asked_for_side_by_side():
+    """Truncated or not, constrained or not, with any stops, of short and long sessions, forked, before and after new
+    weights.
+    """
+    config = dataclasses.replace(CONFIG, n_layers=1)
+    params = drawn(config)
+    engine = Engine(
+        config, params, version=0, lanes=2, residents=3, sessions=16, capacity=CAPACITY, view=view,
+        end_ids=(END, END_TOO), round_tokens=3, prefill_rows=3, prefill_chunk=5, contexts=(20, CAPACITY),
+    )  # fmt: skip
+    samplings = [Sampling(), Sampling(greedy=True), Sampling(top_p=0.9), Sampling(top_k=3, min_p=0.1, temperature=2.0)]
+    asked = list(itertools.product(samplings, [None, "number"], [(), ("a",), ("b", "th", "12")]))
+
+    def play(i):
+        sampling, name, stop = asked[i]
+        how = {"stop": stop, "constraint": None if name is None else CONSTRAINTS[name]}
+        with engine.open(request_key(7, i, 0), sampling) as session:
+            session.generate([(3 * i + k) % 60 for k in range(4 + i % 20)], max_tokens=14, **how)
+            if i == len(asked) // 2:
+                engine.publish(params, 1)
+            with session.fork(1)[0] as child:
+                child.generate([1], max_tokens=6, **how)
+
+    try:
+        engine.warm_up(constraints=[CONSTRAINTS["number"]])
+        compiles = engine.stats()["compiles"]
+        assert compiles > 0
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(play, range(len(asked))))
+        stats = engine.stats()
+        assert stats["compiles"] == compiles and stats["copies"] > 0 and stats["version"] == 1
+    finally:
+        engine.close()
+
+
+def test_warm_up_leaves_out_what_it_is_told_to_and_wants_constraints_of_its_own_vocabulary(engine):
+    ran = []
+
+    class Device:
+        def prefill(self, *args, **kwargs): ...
+        def copy(self, *args, **kwargs): ...
+        def decode(self, *args, truncated, constraint, **kwargs):
+            ran.append((truncated, constraint))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._rounds, "device", Device())
+        engine.warm_up(truncated=False, constraints=[CONSTRAINTS["one"]])
+        assert ran == [(False, None), (False, CONSTRAINTS["one"])]
+        with pytest.raises(ValueError, match="make it from this engine's codec"):
+            engine.warm_up(constraints=[from_regex("a", PIECES, [3])])

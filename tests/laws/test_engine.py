@@ -1,11 +1,12 @@
 """Laws between the engine and the learner's side of the model.
 
-engine logp == learner logp · a token's logp is that of the weights of its version, also after a swap in the middle of a
-turn · same request, same tokens in any batch mix · an interrupted request goes on as an uninterrupted one · after
-close() nothing is left.
+engine logp == learner logp · turns of different stops share rounds, each to its own end · a token's logp is that of
+the weights of its version, also after a swap in the middle of a turn · same request, same tokens in any batch mix · an
+interrupted request goes on as an uninterrupted one · after close() nothing is left.
 """
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -128,6 +129,38 @@ def test_a_turn_that_ends_on_the_device_leaves_no_trace(config):
     assert sum(turn.reason == "stop" for turn in turns) >= 2
     position, logp, _ = sampled(given, turns)
     np.testing.assert_allclose(logp, learner_logp(config, params, ids, 1.0)[position], atol=1e-4, rtol=0)
+
+
+@CONFIGS
+def test_turns_of_different_stops_share_rounds_and_each_ends_at_its_own(config):
+    """On the device: none runs past its own stop, and none ends at a neighbour's."""
+    params = make_params(config)
+    engine = make_engine(config, params)
+
+    def ask(i, stop=()):
+        with engine.open(request_key(0, i, 0), Sampling()) as session:
+            return session.generate([i], max_tokens=12, stop=stop)
+
+    free = [ask(i) for i in range(4)]
+    stops = [chr(48 + turn.ids[2 + 2 * i]) for i, turn in enumerate(free)]
+    ends = [turn.ids.index(ord(stop) - 48) + 1 for turn, stop in zip(free, stops, strict=True)]
+    before, gate = engine.stats(), threading.Event()
+    held = threading.Thread(target=lambda: engine._commands.run(lambda: gate.wait(60)))
+    held.start()  # until all have asked
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(ask, i, (stop,)) for i, stop in enumerate(stops)]
+        while engine.stats()["requests"] < 4:
+            time.sleep(0.001)
+        gate.set()
+        turns = [call.result(60) for call in calls]
+    held.join()
+    after = engine.stats()
+    engine.close()
+    assert [turn.ids for turn in turns] == [turn.ids[:n] for turn, n in zip(free, ends, strict=True)]
+    assert {turn.reason for turn in turns} == {"stop"}
+    assert after["tokens_sampled"] - before["tokens_sampled"] == sum(ends)
+    # One more than the longest needs has begun when that is read.
+    assert after["rounds"] - before["rounds"] <= -(-max(ends) // 4) + 1
 
 
 @CONFIGS

@@ -19,7 +19,7 @@ CONFIGS = {"plain": ModelConfig(**SHAPE), "key_shift": ModelConfig(**SHAPE, qk_n
 
 
 def make_engine(config, params, devices=None, **options):
-    shapes = {"lanes": 3, "residents": 4, "capacity": 64, "round_tokens": 4, "prefill_rows": 2, "prefill_chunk": 8}
+    shapes = {"lanes": 2, "residents": 2, "capacity": 64, "round_tokens": 4, "prefill_rows": 2, "prefill_chunk": 8}
     mesh = None if devices is None else make_mesh(tensor=len(devices), devices=devices)
     return Engine(
         config, params, version=0, view=lambda ids: "", end_ids=(), contexts=(32, 64), mesh=mesh, sessions=8,
@@ -27,36 +27,61 @@ def make_engine(config, params, devices=None, **options):
     )  # fmt: skip
 
 
+def publishing_in_round_2(engine, publish):
+    """Has `publish` called by the thread of `engine` when it begins the next round but one."""
+    device, began = engine._rounds.device, []
+    decode = device.decode
+
+    def patched(*args, **kwargs):
+        began.append(0)
+        if len(began) == 2:
+            publish()
+        return decode(*args, **kwargs)
+
+    device.decode = patched
+
+
 def play(engine, params):
-    """Six conversations at once, two of them of one group, with new weights in the middle of it all."""
+    """(turns, stats) of six conversations at once, two of them of one group, on fewer rows than that. New weights come
+    between their turns (versions 1 and 3), and within a turn of one alone (version 2): after two of its rounds.
+    """
+    how = [Sampling(greedy=True) if i % 2 else Sampling(temperature=1.3) for i in range(6)]
+    sessions = [engine.open(request_key(0, i, 0), how[i]) for i in range(6)]
 
-    def conversation(i):
-        sampling = Sampling(greedy=True) if i % 2 else Sampling(temperature=1.3)
-        prompt = list(range(3, 14)) if i < 2 else [7 * i + j for j in range(5 + i)]
-        with engine.open(request_key(0, i, 0), sampling) as session:
-            turns = [session.generate(prompt, max_tokens=7), session.generate([1, 2, 3], max_tokens=6)]
-            with session.fork(1)[0] as child:
-                return [*turns, child.generate([4], max_tokens=3)]
+    def all_say(new, n):
+        with ThreadPoolExecutor(6) as threads:
+            return list(threads.map(lambda i: sessions[i].generate(new(i), max_tokens=n), range(6)))
 
-    with ThreadPoolExecutor(6) as threads:
-        first = list(threads.map(conversation, range(6)))
-        engine.publish(params, 1)
-        second = list(threads.map(conversation, range(6)))
+    turns = all_say(lambda i: list(range(3, 14)) if i < 2 else [7 * i + j for j in range(5 + i)], 7)
+    engine.publish(params[0], 1)
+    turns += all_say(lambda i: [1, 2, 3], 6)
+    publishing_in_round_2(sessions[0]._engine, lambda: engine.publish(params[1], 2))
+    turns.append(sessions[0].generate([5], max_tokens=14))
+    turns += all_say(lambda i: [6, i], 3)
+    engine.publish(params[0], 3)
+    for session in sessions:
+        turns.append(session.generate([9], max_tokens=2))
+        with session.fork(1)[0] as child:
+            turns.append(child.generate([4], max_tokens=3))
+    stats = engine.stats()
     engine.close()
-    return [turn for turns in first + second for turn in turns]
+    return turns, stats
 
 
 @pytest.mark.parametrize("name, tensor, replicas", [("plain", 4, 2), ("key_shift", 2, 1), ("plain", 1, 3)])
 def test_same_tokens_as_one_device(name, tensor, replicas):
     config, devices = CONFIGS[name], jax.devices()
-    params, new = drawn(config, 0), drawn(config, 1)
-    want = play(make_engine(config, params), new)
+    params, *new = (drawn(config, seed) for seed in (0, 1, 2))
+    want, _ = play(make_engine(config, params), new)
     places = [devices[i * tensor : (i + 1) * tensor] for i in range(replicas)]
-    got = play(Replicas([make_engine(config, params, place) for place in places]), new)
+    got, stats = play(Replicas([make_engine(config, params, place) for place in places]), new)
     assert [turn.ids for turn in got] == [turn.ids for turn in want]
-    assert [turn.version for turn in got] == [[0] * len(t.ids) for t in got[:18]] + [[1] * len(t.ids) for t in got[18:]]
+    versions = [[0] * 7] * 6 + [[1] * 6] * 6 + [[1] * 8 + [2] * 6] + [[2] * 3] * 6 + [[3] * 2, [3] * 3] * 6
+    assert [turn.version for turn in got] == [turn.version for turn in want] == versions
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a.logp, b.logp, atol=1e-5, rtol=0)
+    # Each fork took a row from somebody, for there were no more than lanes, and a copy of its parent's.
+    assert stats["evictions"] >= 6 and stats["copies"] >= 6 and stats["swaps"] == 3 * replicas
 
 
 def test_weights_and_cache_lie_in_parts_and_adapters_are_merged():
@@ -70,12 +95,12 @@ def test_weights_and_cache_lie_in_parts_and_adapters_are_merged():
             np.testing.assert_allclose(got, want, atol=1e-6)
         assert served["blocks"]["attention"]["wq"].sharding.mesh == mesh
         assert served["blocks"]["attention"]["wq"].addressable_shards[0].data.shape == (2, 32, 2, 8)
-        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 1, 64, 8)
+        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 2, 1, 64, 8)
         engine.warm_up()
         compiles = engine.stats()["compiles"]
         engine.open(request_key(0, 0, 0), Sampling()).generate([1, 2, 3], max_tokens=9)
         assert engine.stats()["compiles"] == compiles
-        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 4, 1, 64, 8)
+        assert engine._rounds.device._cache.k.addressable_shards[0].data.shape == (2, 2, 1, 64, 8)
     finally:
         engine.close()
     with pytest.raises(ValueError, match="kv_heads.* of 4 is not divisible by mesh axis 'tensor' of 8"):

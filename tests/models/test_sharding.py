@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from models.config import ModelConfig
-from models.sharding import make_mesh, param_shardings
+from models.sharding import dispatching, make_mesh, param_shardings
 
 
 def test_parameters_lie_where_the_rules_say():
@@ -19,3 +19,12 @@ def test_parameters_lie_where_the_rules_say():
 def test_more_devices_than_there_are_is_refused():
     with pytest.raises(ValueError, match=f"got {len(jax.devices())} devices, want 999"):
         make_mesh(data=999)
+
+
+def test_programs_of_several_devices_have_one_lock_and_those_of_one_have_none():
+    devices = jax.devices()
+    with dispatching(make_mesh(data=2, devices=devices[:2]).devices.flat):
+        assert dispatching(devices[1:3]).locked()
+        with dispatching(()), dispatching(devices[:1]):
+            pass
+    assert not dispatching(devices[1:3]).locked()

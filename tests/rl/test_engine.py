@@ -8,23 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import transformer
-from models.config import ModelConfig
 from models.sampling import Sampling
-from rl.rollout.engine import CapacityError, Engine, EngineClosed, EngineError, request_key
-from rl.rollout.stops import first_stop
+from rl.rollout.engine import CapacityError, EngineError, request_key
 from rl.rollout.weights import snapshot
 from tests.models.weights import drawn
-
-CONFIG = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
-END = 63
-GREEDY = Sampling(greedy=True)
-PROMPT = [5, 9, 2, 7, 11]
-
-
-def view(ids):
-    """One printable character an id: id 0 is '0'."""
-    return "".join(chr(48 + i) for i in ids)
+from tests.rl.engines import CONFIG, GREEDY, PROMPT, greedy_by_apply, in_thread, key, make_engine, slow, view
 
 
 @pytest.fixture(scope="module")
@@ -32,64 +20,11 @@ def params():
     return drawn(CONFIG)
 
 
-def make_engine(params, **kwargs):
-    options = {
-        "version": 0, "lanes": 3, "residents": 4, "capacity": 48, "view": view, "end_ids": (), "round_tokens": 4,
-        "prefill_rows": 2, "prefill_chunk": 8, "contexts": (16, 48), **kwargs,
-    }  # fmt: skip
-    return Engine(CONFIG, params, **options)
-
-
 @pytest.fixture
 def engine(params):
     engine = make_engine(params)
     yield engine
     engine.close()
-
-
-def key(i):
-    return request_key(1, i, 0)
-
-
-def greedy_by_apply(params, ids, n):
-    """The reference: a whole forward pass for each token."""
-    ids = list(ids)
-    for _ in range(n):
-        tokens = jnp.array([ids + [0] * (48 - len(ids))])
-        segment = (jnp.arange(48) < len(ids)).astype(jnp.int32)[None]
-        ids.append(int(jnp.argmax(_logits(params, tokens, segment)[0, len(ids) - 1])))
-    return ids
-
-
-@jax.jit
-def _logits(params, tokens, segment):
-    hidden = transformer.apply(params, CONFIG, tokens, segment, jnp.arange(48)[None])
-    return transformer.unembed(params, CONFIG, hidden)
-
-
-def slow(engine, monkeypatch, seconds=0.02, before=lambda: None):
-    decode = engine._rounds.device.decode
-
-    def slower(*args, **kwargs):
-        before()
-        time.sleep(seconds)
-        return decode(*args, **kwargs)
-
-    monkeypatch.setattr(engine._rounds.device, "decode", slower)
-
-
-def in_thread(call):
-    out = []
-
-    def run():
-        try:
-            out.append(call())
-        except Exception as error:
-            out.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, out
 
 
 @pytest.mark.parametrize("member", [0, 3, 2**31 + 1])
@@ -127,35 +62,6 @@ def test_over_long_prompt_is_refused_and_leaves_the_session_as_it_was(engine, pa
     with pytest.raises(CapacityError):
         session.generate([1] * 40, max_tokens=1)
     assert session.generate([1], max_tokens=2).ids == greedy_by_apply(params, session.ids[:-2], 2)[-2:]
-
-
-def test_first_stop_is_the_token_that_completes_the_string():
-    assert first_stop(view, [1, 2, 3], 0, ()) is None
-    assert first_stop(view, [1, 2, 3], 0, ("2",)) == 2
-    assert first_stop(view, [1, 2, 3, 2, 3], 0, ("23",)) == 3
-    assert first_stop(view, [1, 2, 3, 2, 3], 3, ("32",)) == 4  # begins in an earlier round
-    assert first_stop(view, [1, 2, 3], 0, ("9", "31")) is None
-
-
-def test_the_vocabulary_is_looked_through_once_for_all_callers(params):
-    """A large one takes a second, and every thread of a pool begins with the same stop strings."""
-    looked = []
-
-    def counting(ids):
-        if len(ids) == 1:
-            looked.append(ids[0])
-            time.sleep(0.001)
-        return view(ids)
-
-    engine = make_engine(params, view=counting, residents=8, lanes=8)
-    try:
-        sessions = [engine.open(key(i), GREEDY) for i in range(8)]
-        how = {"max_tokens": 2, "stop": ("no token",)}
-        for thread in [in_thread(lambda s=s: s.generate(PROMPT, **how))[0] for s in sessions]:
-            thread.join(30)
-        assert looked == list(range(CONFIG.vocab_size))
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
@@ -208,36 +114,6 @@ def test_fork_continues_as_its_parent_would(engine):
     assert a != b
 
 
-def test_all_shapes_are_compiled_by_warm_up(params):
-    engine = make_engine(params)
-    engine.warm_up()
-    compiles = engine.stats()["compiles"]
-    sessions = [engine.open(key(i), s) for i, s in enumerate([GREEDY, Sampling(), Sampling(temperature=0.5)])]
-    threads = [in_thread(lambda s=s: s.generate(PROMPT * 3, max_tokens=25, stop=("zz",)))[0] for s in sessions]
-    for thread in threads:
-        thread.join()
-    engine.publish(params, 1)
-    sessions[0].fork(1)[0].generate([1], max_tokens=2)
-    assert engine.stats()["compiles"] == compiles
-    engine.close()
-
-
-def test_open_waits_its_turn_for_a_place(engine):
-    held = [engine.open(key(i), GREEDY) for i in range(4)]
-    with pytest.raises(TimeoutError, match="4 of 4 sessions are open .* no place for 1 more"):
-        engine.open(key(9), GREEDY, timeout_s=0.01)
-    waiting = [in_thread(lambda i=i: engine.open(key(i), GREEDY)) for i in range(2)]
-    held[0].close()
-    held[0].close()  # idempotent: one place is free, not two
-    held[1].close()
-    for thread, _ in waiting:
-        thread.join(5)
-    sessions = held[2:] + [s for _, out in waiting for s in out]
-    for session in sessions:
-        session.generate([1], max_tokens=1)
-    assert {s.row for s in sessions} == {0, 1, 2, 3} and engine.stats()["free_rows"] == 0
-
-
 def test_sessions_beyond_the_residents_lend_rows_and_go_on_as_if_they_had_stayed(params):
     """The one that was idle for longest gives its row up, and its KV is computed again before its next token."""
     engine = make_engine(params, lanes=2, residents=2, sessions=5)
@@ -270,7 +146,9 @@ def test_members_of_a_group_share_one_prefill_of_their_prompt(params, monkeypatc
     def ran(prompts, residents):
         engine = make_engine(params, lanes=3, residents=residents, sessions=max(residents, 6))
         gate = threading.Event()
-        hold, _ = in_thread(lambda: engine._on_thread(lambda: gate.wait(30)))  # all calls arrive before the first plan
+        hold, _ = in_thread(
+            lambda: engine._commands.run(lambda: gate.wait(30))
+        )  # all calls arrive before the first plan
         sessions = [engine.open(key(i), Sampling()) for i in range(6)]
         calls = [
             in_thread(lambda s=s, p=p: s.generate(p, max_tokens=9)) for s, p in zip(sessions, prompts, strict=True)
@@ -325,69 +203,6 @@ def test_a_cancelled_turn_keeps_its_tokens_and_its_session(engine, monkeypatch, 
     assert session.generate([3], max_tokens=5).ids == greedy_by_apply(params, session.ids[:-5], 5)[-5:]
 
 
-def test_drain_lets_turns_end_and_begins_none(engine, monkeypatch):
-    slow(engine, monkeypatch, 0.05)
-    session = engine.open(key(0), GREEDY)
-    thread, out = in_thread(lambda: session.generate(PROMPT, max_tokens=20))
-    while not engine.stats()["rounds"]:
-        time.sleep(0.001)
-    with pytest.raises(TimeoutError, match="1 turns run on after 0.01 s"):
-        engine.drain(0.01)
-    assert session.generate([1], max_tokens=1).reason == "cancelled"
-    engine.drain(10)
-    thread.join(1)
-    assert (out[0].reason, len(out[0].ids)) == ("length", 20)
-    with pytest.raises(EngineClosed, match="draining"):
-        engine.open(key(1), GREEDY)
-
-
-def test_close_wakes_everyone_and_leaves_nothing(params, monkeypatch):
-    engine = make_engine(params)
-    sessions = [engine.open(key(i), GREEDY) for i in range(4)]
-    started = threading.Event()
-    slow(engine, monkeypatch, 0.05, started.set)
-    callers = [in_thread(lambda s=s: s.generate(PROMPT, max_tokens=40)) for s in sessions]
-    callers += [in_thread(lambda: engine.open(key(9), GREEDY)) for _ in range(2)]
-    started.wait(10)
-    while engine.stats()["waiting_opens"] < 2:
-        time.sleep(0.001)
-    engine.close(5.0)
-    for thread, _ in callers:
-        thread.join(2)
-        assert not thread.is_alive()
-    assert all(out[0].reason == "cancelled" for _, out in callers[:4])
-    assert all(isinstance(out[0], EngineClosed) for _, out in callers[4:])
-    engine.close()  # idempotent
-    stats = engine.stats()
-    assert (stats["busy_lanes"], stats["requests"], stats["sessions"], stats["free_rows"]) == (0, 0, 0, 4)
-    assert not engine._thread.is_alive()
-    assert sessions[0].generate([1], max_tokens=1).reason == "cancelled"
-    for call in (lambda: engine.open(key(0), GREEDY), lambda: engine.publish(params, 1), engine.warm_up):
-        with pytest.raises(EngineClosed):
-            call()
-
-
-def test_close_wakes_everyone_though_a_program_hangs(params, monkeypatch):
-    engine = make_engine(params)
-    sessions = [engine.open(key(i), GREEDY) for i in range(4)]
-    started, go = threading.Event(), threading.Event()
-    slow(engine, monkeypatch, 0.0, lambda: (started.set(), go.wait(30)))
-    callers = [in_thread(lambda: sessions[0].generate(PROMPT, max_tokens=40))]
-    started.wait(10)
-    callers += [in_thread(engine.warm_up), in_thread(lambda: engine.open(key(9), GREEDY))]
-    while engine.stats()["waiting_opens"] < 1 or not engine._commands:
-        time.sleep(0.001)
-    with pytest.raises(TimeoutError, match="has not returned in 0.1 s"):
-        engine.close(0.1)
-    for thread, _ in callers:
-        thread.join(2)
-        assert not thread.is_alive()
-    assert callers[0][1][0].reason == "cancelled"
-    assert all(isinstance(out[0], EngineClosed) for _, out in callers[1:])
-    go.set()
-    engine.close(10)
-
-
 def test_forked_children_keep_what_they_were_given(params):
     """A child that waits for its world is no longer idle than its parent."""
     engine = make_engine(params, lanes=2, residents=4, sessions=8)
@@ -429,10 +244,10 @@ def test_a_command_that_raises_leaves_no_caller_waiting(params):
     def fail():
         raise FloatingPointError("chip on fire")
 
-    first, first_out = in_thread(lambda: engine._on_thread(hold))
+    first, first_out = in_thread(lambda: engine._commands.run(hold))
     started.wait(10)
     before = len(engine._commands)
-    callers = [in_thread(lambda c=c: engine._on_thread(c)) for c in (fail, fail, fail)]
+    callers = [in_thread(lambda c=c: engine._commands.run(c)) for c in (fail, fail, fail)]
     while len(engine._commands) < before + 3:
         time.sleep(0.001)
     go.set()
@@ -455,7 +270,7 @@ def test_what_is_planned_after_publish_has_its_weights(engine, params):
             time.sleep(0.001)
         engine.publish(params, 1)
 
-    engine._on_thread(command)
+    engine._commands.run(command)
     thread, out = callers[0]
     thread.join(30)
     assert out[0].version == [1, 1, 1]
@@ -494,10 +309,11 @@ def test_errors_name_got_and_wanted(engine, params):
         "no ids for an empty session": lambda: session.generate([], max_tokens=1),
         "non-empty": lambda: session.generate([1], max_tokens=1, stop=("",)),
         "want uint32": lambda: engine.open(np.zeros(3, np.uint32), GREEDY),
-        "got version -1, want at least 0": lambda: engine.publish(params, -1),
+        "got version 0, want more than 0": lambda: engine.publish(params, 0),
         "contexts=": lambda: make_engine(params, contexts=(16, 32)),
         "lanes=5": lambda: make_engine(params, lanes=5),
         "sessions=3": lambda: make_engine(params, sessions=3),
+        "waiting=-1": lambda: make_engine(params, waiting=-1),
         "kv_on_update='keeps'": lambda: make_engine(params, kv_on_update="keeps"),
     }.items():
         with pytest.raises(ValueError, match=message):

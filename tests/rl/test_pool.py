@@ -15,6 +15,7 @@ from models.sampling import Sampling
 from rl.rollout.engine import Engine
 from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool, PoolClosed, PoolError
+from rl.rollout.session import EngineBusy, EngineClosed
 from rl.rollout.watched import guarded
 from rl.types import Row, Status, Trajectory
 from tests.models.weights import drawn
@@ -421,6 +422,44 @@ def test_training_has_no_constraint():
     assert pool.close()
 
 
+def test_a_pool_whose_engine_drains_ends_and_has_not_failed():
+    """What was played is delivered; whoever waits is told, of the reason too; nothing is left."""
+
+    class Draining(FakeEngine):
+        def open(self, key, sampling, *, timeout_s):
+            if len(self.keys) == 2:
+                raise EngineClosed("the engine is draining; make a new Engine")
+            return super().open(key, sampling, timeout_s=timeout_s)
+
+    pool = make_pool(engine=Draining(), threads=1)
+    for ticket in range(3):
+        pool.submit_group(ticket, TASK, 2)
+    with pytest.raises(PoolClosed, match="the engine is draining; make a new Engine, and a new Pool"):
+        while True:
+            assert pool.next_group(10).ticket == 0
+    with pytest.raises(PoolClosed, match="draining"):
+        pool.submit_group(9, TASK, 2)
+    assert pool.close() and pool.close()
+    stats = pool.stats()
+    assert (stats["groups_done"], stats["groups_cancelled"], stats["groups_open"]) == (1, 2, 0)
+
+
+def test_a_busy_engine_is_asked_again():
+    class Busy(FakeEngine):
+        refusals = 3
+
+        def open(self, key, sampling, *, timeout_s):
+            if self.refusals:
+                self.refusals -= 1
+                raise EngineBusy("try again later")
+            return super().open(key, sampling, timeout_s=timeout_s)
+
+    pool = make_pool(engine=Busy(), threads=2)
+    pool.submit_group(0, TASK, 2)
+    assert not pool.next_group(10).dropped
+    assert pool.close()
+
+
 class CharCodec:
     """Ids 0-63 are the characters from "0" on; 63 ends a turn."""
 
@@ -492,3 +531,36 @@ def test_real_episodes_are_a_function_of_their_address_alone():
     rows = [t.rows[0] for g in one for t in g.trajectories]
     assert all((r.version[r.action_mask] == 3).all() and (r.behavior_logp[r.action_mask] < 0).all() for r in rows)
     assert len({r.tokens.tobytes() for r in rows}) == 6
+
+
+def test_real_episodes_of_an_engine_that_drains_are_cancelled():
+    """Between two turns: the turn in flight ends, the next is cancelled, and the next episode finds no engine."""
+    config = ModelConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64)
+    task = Task("t", "echo", "train", 0, (Message("user", "0123"),), {})
+    engine = Engine(
+        config, drawn(config), version=3, lanes=2, residents=3, capacity=64, view=CharCodec().view, end_ids=(63,),
+        round_tokens=4, prefill_rows=2, prefill_chunk=8, contexts=(24, 64),
+    )  # fmt: skip
+    stepped, drained = threading.Event(), threading.Event()
+
+    class Waiting(EchoEnv):
+        def step(self, action):
+            stepped.set()
+            drained.wait(30)
+            return super().step(action)
+
+    pool = Pool(
+        engine, lambda: Waiting([]), CharCodec(), threads=1, seed=1, sampling=Sampling(),
+        call_deadline_s=60.0, max_turn_tokens=9, max_tokens=60,
+    )  # fmt: skip
+    pool.submit_group(0, task, 1)
+    pool.submit_group(1, task, 1)
+    assert stepped.wait(60)
+    engine.drain(30)
+    drained.set()
+    group = pool.next_group(30)
+    assert group.dropped and [t.status for t in group.trajectories] == [Status.CANCELLED]
+    with pytest.raises(PoolClosed, match="draining"):
+        pool.next_group(30)
+    assert pool.close() and engine.stats()["sessions"] == 0
+    engine.close()

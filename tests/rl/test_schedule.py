@@ -14,15 +14,15 @@ SHAPES = Shapes(
 )
 
 
-def request(ids, cached, end_ids=()):
+def request(ids, cached, end_ids=(), constraint=None):
     session = types.SimpleNamespace(_ids=[0] * ids, _cached=cached, sampling=Sampling())
-    return Request(session, ids, 10_000, (), end_ids, ())
+    return Request(session, ids, 10_000, (), end_ids, (), constraint)
 
 
 @pytest.mark.parametrize(
     "lone",
-    [request(1024, 64), request(300, 299), request(100, 99, end_ids=(7,))],
-    ids=["a long prompt", "another width", "another stop"],
+    [request(1024, 64), request(300, 299), request(100, 99, constraint=object())],
+    ids=["a long prompt", "another width", "a constraint"],
 )
 def test_a_lone_request_is_not_passed_over_for_long(lone):
     crowd = [request(100, 99) for _ in range(16)]
@@ -34,7 +34,7 @@ def test_a_lone_request_is_not_passed_over_for_long(lone):
 
 def test_many_kinds_take_turns():
     """More kinds of programs than may be waited for: each waits for the others, and for nobody twice."""
-    kinds = [request(100, 99, end_ids=(i,)) for i in range(8)] + [request(1024, 64), request(300, 299)]
+    kinds = [request(100, 99, constraint=object()) for i in range(8)] + [request(1024, 64), request(300, 299)]
     planned = [next_plan(kinds, SHAPES).requests for _ in range(100)]
     for one in kinds:
         turns = [i for i, requests in enumerate(planned) if one in requests]
@@ -49,3 +49,8 @@ def test_more_requests_than_lanes_take_turns():
         turns = [i for i, plan in enumerate(planned) if one in plan.requests]
         assert max(b - a for a, b in zip([-1, *turns], [*turns, 30], strict=True)) <= 3
     assert next_plan([], SHAPES) is None
+
+
+def test_sessions_of_different_stops_share_a_round():
+    crowd = [request(100, 99, end_ids=tuple(range(i))) for i in range(16)]
+    assert next_plan(crowd, SHAPES).requests == crowd

@@ -53,12 +53,13 @@ def bench_model(plan: Plan, seconds: float) -> dict[str, Any]:
     """
     import jax
 
+    from launch.bench_engine import matmul_flops
     from models.config import ModelConfig
 
     begun = time.monotonic()
     config = ModelConfig(**MODEL)
     learner, state, batch = _one_update(config, MODEL_ROWS, MODEL_LENGTH, MODEL_LENGTH, plan.seed)
-    peak = _matmul_flops()
+    peak = matmul_flops()
     for _ in range(2):
         state, metrics = jax.block_until_ready(learner.train_step(state, batch))
     setup_s = time.monotonic() - begun
@@ -134,23 +135,6 @@ def _temp_bytes(config: Any, chunk: int) -> int:
     params = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((MODEL_ROWS, MODEL_LENGTH), jnp.int32)
     return jax.jit(jax.grad(total)).lower(params, tokens).compile().memory_analysis().temp_size_in_bytes
-
-
-def _matmul_flops(n: int = 2048) -> Callable[[], float]:
-    """A function that times one f32 product of two [n n] matrices: FLOP/s, the peak that a program could reach."""
-    import jax
-    import jax.numpy as jnp
-
-    x, y = jax.random.normal(jax.random.key(1), (2, n, n))
-    product = jax.jit(lambda x, y: jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST))
-    product(x, y).block_until_ready()
-
-    def once() -> float:
-        start = time.perf_counter()
-        product(x, y).block_until_ready()
-        return 2 * n**3 / (time.perf_counter() - start)
-
-    return once
 
 
 def bench_train(plan: Plan, seconds: float) -> dict[str, Any]:

@@ -4,9 +4,9 @@ A four-layer model of 256 in float32 (about 5 million parameters), on whatever d
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ def workloads(seed: int) -> Iterator[dict[str, Any]]:
 
 def make_engine(config: ModelConfig, params: Any, *, sessions: int = SESSIONS, lanes: int = 0, **shapes: Any) -> Engine:
     """One with a lane for each session if not told otherwise, its shapes compiled."""
-    shapes = {"capacity": 640, "round_tokens": 8, "prefill_rows": 16, "prefill_chunk": 64, **shapes}
+    shapes = {"capacity": 640, "round_tokens": 16, "prefill_rows": 16, "prefill_chunk": 64, **shapes}
     shapes.setdefault("contexts", tuple(range(128, shapes["capacity"] + 1, 128)))
     engine = Engine(
         config,
@@ -49,33 +49,30 @@ def make_engine(config: ModelConfig, params: Any, *, sessions: int = SESSIONS, l
     return engine
 
 
-def together(calls: list[Callable[[], Any]]) -> float:
-    """All at once, a thread each; seconds until the last has ended."""
-    threads = [threading.Thread(target=call, name=f"bench-{i}") for i, call in enumerate(calls)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
+def together(calls: list[Callable[[], Any]]) -> tuple[float, list[Any]]:
+    """All at once, a thread each: seconds until the last has ended, and what they returned. Raises what one raised."""
+    with ThreadPoolExecutor(len(calls), thread_name_prefix="bench") as threads:
+        began = time.perf_counter()
+        waiting = [threads.submit(call) for call in calls]
+        results = [one.result() for one in waiting]
+        return time.perf_counter() - began, results
 
 
 def turns(config: ModelConfig, params: Any, rng: np.random.Generator, *, repeats: int = 5) -> dict[str, Any]:
     """16 conversations of 6 turns, each 64 observed and 32 sampled tokens: sampled tokens/s, what the machine allows,
     and what a turn costs late in a conversation.
 
-    The limit counts each weight read once a decode step and each matrix product once a token, at the machine's own
-    copy bandwidth and matrix peak: a decode step takes the larger of the two, a prefill its products.
+    The limit is by the machine's own bandwidth and matrix peak (`_limit_s`).
     """
     engine = make_engine(config, params)
+    warm = engine.stats()["compiles"]
 
     def ids() -> list[int]:
         return rng.integers(3, config.vocab_size, OBSERVED).tolist()
 
-    def conversation(i: int, given: list[list[int]]) -> None:
+    def conversation(i: int, given: list[list[int]]) -> int:
         with engine.open(request_key(0, i, 0), Sampling()) as session:
-            for new in given:
-                session.generate(new, max_tokens=SAMPLED)
+            return sum(len(session.generate(new, max_tokens=SAMPLED).ids) for new in given)
 
     def lockstep() -> list[float]:
         sessions = [engine.open(request_key(1, i, 0), Sampling()) for i in range(SESSIONS)]
@@ -83,37 +80,54 @@ def turns(config: ModelConfig, params: Any, rng: np.random.Generator, *, repeats
         for _ in range(TURNS):
             given = [ids() for _ in sessions]
             calls = zip(sessions, given, strict=True)
-            took.append(together([lambda s=s, new=new: s.generate(new, max_tokens=SAMPLED) for s, new in calls]))
+            took.append(together([lambda s=s, new=new: s.generate(new, max_tokens=SAMPLED) for s, new in calls])[0])
         for session in sessions:
             session.close()
         return took
 
     def free() -> float:
         given = [[ids() for _ in range(TURNS)] for _ in range(SESSIONS)]
-        return together([lambda i=i, g=g: conversation(i, g) for i, g in enumerate(given)])
+        seconds, sampled = together([lambda i=i, g=g: conversation(i, g) for i, g in enumerate(given)])
+        return sum(sampled) / seconds
 
     try:
         free()
-        seconds = statistics.median(free() for _ in range(repeats))
+        rate = statistics.median(free() for _ in range(repeats))
         by_turn = np.median([lockstep() for _ in range(repeats)], axis=0)
-        compiles = engine.stats()["compiles"]
+        compiles = engine.stats()["compiles"] - warm
     finally:
         engine.close()
-    n_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
-    flops = 2 * sum(x.size for x in jax.tree.leaves(params))  # a token; the tied table is the head's product
-    peak, bandwidth = _matmul_flops(), _copy_bytes()
-    step_s = max(n_bytes / bandwidth, SESSIONS * flops / peak)
-    limit_s = TURNS * (SAMPLED * step_s + SESSIONS * OBSERVED * flops / peak)
-    sampled = SESSIONS * TURNS * SAMPLED
+    limit_s = _limit_s(config, params)
     return {
-        "tokens_per_s": round(sampled / seconds, 1),
-        "limit_tokens_per_s": round(sampled / limit_s, 1),
-        "of_limit": round(limit_s / seconds, 3),
-        "matmul_flops_per_s": round(peak),
-        "copy_bytes_per_s": round(bandwidth),
+        "tokens_per_s": round(rate, 1),
+        "limit_tokens_per_s": round(SESSIONS * TURNS * SAMPLED / sum(limit_s), 1),
+        "of_limit": round(rate * sum(limit_s) / (SESSIONS * TURNS * SAMPLED), 3),
         "turn_6_over_turn_1": round(by_turn[-1] / by_turn[0], 3),
+        "limit_turn_6_over_turn_1": round(limit_s[-1] / limit_s[0], 3),
+        "seconds_by_turn": [round(s, 3) for s in by_turn],
         "compiles": compiles,
     }
+
+
+def _limit_s(config: ModelConfig, params: Any) -> list[float]:
+    """Least seconds of each turn on this machine: a decode step takes its bytes (each weight once, each live key and
+    value once a lane) or its products, whichever is longer; a prefill its products.
+    """
+    n_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
+    flops = 2 * sum(x.size for x in jax.tree.leaves(params))  # a token; the tied table is the head's product
+    kv_bytes = 2 * config.n_layers * config.n_kv_heads * config.head_dim * 4
+    kv_flops = 4 * config.n_layers * config.n_heads * config.head_dim  # a token and one that it sees
+    product = matmul_flops()
+    peak, bandwidth = statistics.median(product() for _ in range(7)), _read_bytes()
+    out = []
+    for turn in range(TURNS):
+        before = turn * (OBSERVED + SAMPLED)
+        prefill = SESSIONS * OBSERVED * (flops + kv_flops * (before + OBSERVED / 2)) / peak
+        live = before + OBSERVED + SAMPLED / 2
+        moved = (n_bytes + SESSIONS * live * kv_bytes) / bandwidth
+        computed = SESSIONS * (flops + kv_flops * live) / peak
+        out.append(prefill + SAMPLED * max(moved, computed))
+    return out
 
 
 def capacity(config: ModelConfig, params: Any, rng: np.random.Generator) -> dict[str, Any]:
@@ -123,7 +137,7 @@ def capacity(config: ModelConfig, params: Any, rng: np.random.Generator) -> dict
 
     def once(engine: Engine, i: int) -> float:
         sessions = [engine.open(request_key(i, k, 0), Sampling()) for k in range(SESSIONS)]
-        took = together([lambda s=s: s.generate(prompt, max_tokens=SAMPLED) for s in sessions])
+        took, _ = together([lambda s=s: s.generate(prompt, max_tokens=SAMPLED) for s in sessions])
         for session in sessions:
             session.close()
         return took
@@ -190,7 +204,7 @@ def fork(config: ModelConfig, params: Any, rng: np.random.Generator) -> dict[str
         def group(members: int, i: int, engine: Engine = engine, length: int = length) -> float:
             prompt = rng.integers(3, config.vocab_size, length).tolist()
             sessions = [engine.open(request_key(i, k, 0), Sampling()) for k in range(members)]
-            took = together([lambda s=s: s.generate(prompt, max_tokens=1) for s in sessions])
+            took, _ = together([lambda s=s: s.generate(prompt, max_tokens=1) for s in sessions])
             for session in sessions:
                 session.close()
             return took
@@ -211,21 +225,23 @@ def occupancy(config: ModelConfig, params: Any, rng: np.random.Generator) -> dic
     plans = [rng.integers(8, 49, rng.integers(2, 11)).tolist() for _ in range(64)]
     observed = [[rng.integers(3, config.vocab_size, 32).tolist() for _ in plan] for plan in plans]
 
-    def episode(i: int) -> None:
+    def episode(i: int) -> int:
+        sampled = 0
         with engine.open(request_key(2, i, 0), Sampling()) as session:
             for n, new in zip(plans[i], observed[i], strict=True):
-                session.generate(new, max_tokens=n)
+                sampled += len(session.generate(new, max_tokens=n).ids)
                 time.sleep(0.3)
+        return sampled
 
     try:
-        seconds = together([lambda i=i: episode(i) for i in range(64)])
+        seconds, sampled = together([lambda i=i: episode(i) for i in range(64)])
         stats = engine.stats()
     finally:
         engine.close()
     return {
         "crowded_occupancy_frac": round(stats["crowded_lanes_used"] / max(1, 16 * stats["crowded_rounds"]), 3),
         "lane_occupancy_frac": round(stats["lane_occupancy_frac"], 3),
-        "tokens_per_s": round(sum(map(sum, plans)) / seconds, 1),
+        "tokens_per_s": round(sum(sampled) / seconds, 1),
     }
 
 
@@ -251,18 +267,19 @@ def whole_step(seed: int, seconds: float, *, prompts: int = 16, group_size: int 
     engine = make_engine(config, state.params, sessions=members, lanes=64, capacity=128, contexts=(128,))
     episodes: list[Any] = [None] * members
 
-    def episode(version: int, prompt: list[int], ticket: int, member: int) -> None:
+    def episode(version: int, prompt: list[int], ticket: int, member: int) -> int:
         with engine.open(request_key(seed, version * prompts + ticket, member), Sampling()) as session:
             turn = session.generate(prompt, max_tokens=SAMPLED)
         record = Record()
         record.given(prompt, -1)
         record.sampled(turn, 0)
         episodes[ticket * group_size + member] = Trajectory("toy", ticket, member, Status.DONE, record.rows(), {}, {})
+        return len(turn.ids)
 
-    def once(version: int) -> tuple[float, float]:
+    def once(version: int) -> tuple[float, float, int]:
         nonlocal state
         asked = [rng.integers(3, config.vocab_size, OBSERVED).tolist() for _ in range(prompts)]
-        sampled_s = together(
+        sampled_s, sampled = together(
             [lambda t=t, m=m: episode(version, asked[t], t, m) for t in range(prompts) for m in range(group_size)]
         )
         began = time.perf_counter()
@@ -276,7 +293,7 @@ def whole_step(seed: int, seconds: float, *, prompts: int = 16, group_size: int 
         state, metrics = learner.train_step(state, learner.prepare(state, None, batch))
         engine.publish(state.params, version + 1)
         jax.block_until_ready(metrics)
-        return sampled_s, time.perf_counter() - began
+        return sampled_s, time.perf_counter() - began, sum(sampled)
 
     try:
         took, deadline = [once(0), once(1)], time.monotonic() + seconds
@@ -284,10 +301,10 @@ def whole_step(seed: int, seconds: float, *, prompts: int = 16, group_size: int 
             took.append(once(len(took)))
     finally:
         engine.close()
-    sampled_s, learned_s = (statistics.median(part) for part in zip(*took[2:], strict=True))
-    step_s = statistics.median(map(sum, took[2:]))
+    sampled_s, learned_s, tokens = (statistics.median(part) for part in zip(*took[2:], strict=True))
+    step_s = statistics.median(a + b for a, b, _ in took[2:])
     return {
-        "tokens_per_s": round(members * SAMPLED / step_s, 1),
+        "tokens_per_s": round(tokens / step_s, 1),
         "step_s": round(step_s, 3),
         "sample_s": round(sampled_s, 3),
         "learn_s": round(learned_s, 3),
@@ -295,24 +312,28 @@ def whole_step(seed: int, seconds: float, *, prompts: int = 16, group_size: int 
     }
 
 
-def _matmul_flops(n: int = 2048) -> float:
+def matmul_flops(n: int = 2048) -> Callable[[], float]:
+    """A function that times one f32 product of two [n n] matrices: FLOP/s, the peak that a program could reach."""
     x, y = jax.random.normal(jax.random.key(1), (2, n, n))
     product = jax.jit(lambda x, y: jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST))
-    return 2 * n**3 / _fastest(lambda: product(x, y).block_until_ready())
+    product(x, y).block_until_ready()
+
+    def once() -> float:
+        start = time.perf_counter()
+        product(x, y).block_until_ready()
+        return 2 * n**3 / (time.perf_counter() - start)
+
+    return once
 
 
-def _copy_bytes(n: int = 1 << 26) -> float:
+def _read_bytes(n: int = 1 << 26, repeats: int = 7) -> float:
     """Bytes read a second by a sum over an array that no cache holds."""
     x = jnp.ones(n, jnp.float32)
     total = jax.jit(jnp.sum)
-    return 4 * n / _fastest(lambda: total(x).block_until_ready())
-
-
-def _fastest(run: Callable[[], Any], repeats: int = 7) -> float:
-    run()
+    total(x).block_until_ready()
     took = []
     for _ in range(repeats):
         began = time.perf_counter()
-        run()
+        total(x).block_until_ready()
         took.append(time.perf_counter() - began)
-    return statistics.median(took)
+    return 4 * n / statistics.median(took)

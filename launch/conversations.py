@@ -31,14 +31,14 @@ from models.constraint import Constraint
 from models.sampling import Sampling
 from rl.rollout.engine import Engine
 from rl.rollout.keys import request_key
-from rl.rollout.session import CapacityError, Session
+from rl.rollout.session import CapacityError, EngineBusy, Session
 from rl.rollout.worker import Record, Talk
 from rl.types import Row, Status, Trajectory, Turn
 
 _REMEMBERED = 4096  # answers from which a request may go on
 
 
-BUSY = (TimeoutError,)  # how an engine says that it has no place for another session
+BUSY = (TimeoutError, EngineBusy)  # how an engine says that it has no place for another session
 
 
 class Full(Exception):

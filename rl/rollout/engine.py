@@ -35,7 +35,7 @@ from rl.rollout.turns import check_asked, check_constraint
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
 
-ASKING_S = 0.002  # how long an idle device waits for the sessions that have not asked yet, once one has
+ASKING_S = 0.002  # how long an idle device waits for one more session to ask, once one has
 
 
 class Engine:
@@ -380,9 +380,11 @@ class Engine:
 
         idle = not self._requests and not self._rounds.unread
         self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
-        if idle:
-            # Worlds that were answered together ask together, and a program for the first costs what one for all does.
-            self._work.wait_for(lambda: urgent() or len(self._requests) == len(self._sessions), ASKING_S)
+        # Worlds that were answered together ask together, and a program for the first costs what one for all does.
+        asked = 0
+        while idle and not urgent() and asked < len(self._requests) < len(self._sessions):
+            asked = len(self._requests)
+            self._work.wait(ASKING_S)
 
     def _plan(self, waiting: set[Request]) -> Plan | None:
         runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]

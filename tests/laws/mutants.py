@@ -311,6 +311,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/rl/test_engine.py::test_turns_that_begin_together_share_their_programs",
+        "rl/rollout/engine.py",
+        "self._work.wait(ASKING_S)",
+        "break",
+    ),
+    Mutant(
         "tests/models/test_kv_cache.py::test_nothing_is_written_past_capacity_or_for_unused_lanes",
         "models/kv_cache.py",
         "column = jnp.where(offset < n_new[:, None], start[:, None] + offset, cache.capacity)",

@@ -140,6 +140,24 @@ def grown(params, ids):
     return own
 
 
+def test_turns_that_begin_together_share_their_programs(params, monkeypatch):
+    """An idle device waits for the others while they keep asking, and no longer once all have."""
+    monkeypatch.setattr("rl.rollout.engine.ASKING_S", 20.0)
+    engine = make_engine(params, prefill_rows=4, lanes=4)
+    try:
+        engine.warm_up(truncated=False)
+        sessions = [engine.open(key(i), GREEDY) for i in range(3)]
+        began = time.monotonic()
+        calls = [in_thread(lambda s=s, i=i: s.generate([*PROMPT, i], max_tokens=4)) for i, s in enumerate(sessions)]
+        for thread, _ in calls:
+            thread.join(60)
+        assert time.monotonic() - began < 20
+        stats = engine.stats()
+        assert (stats["prefills"], stats["rounds"], stats["tokens_kept"]) == (1, 1, 12)
+    finally:
+        engine.close()
+
+
 def test_members_of_a_group_share_one_prefill_of_their_prompt(params, monkeypatch):
     prompt = [i * 11 % 61 for i in range(20)]
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from envs import choose_tasks, dataset, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import policy
+from launch import draws, policy
 from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
@@ -58,6 +58,8 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
+    draws.build_curriculum(plan, world.tasks("train"))
+    draws.check_hints(plan, world)
     check_facts(plan, world)
     if codec is not None:
         check_rows(plan, codec, world)

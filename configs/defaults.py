@@ -91,6 +91,12 @@ def defaults() -> ml_collections.ConfigDict:
     c.sft.eval_every = 0
     c.sft.save_every = 200
 
+    c.rft = ml_collections.ConfigDict()  # launch.rft: roll out, imitate what succeeded, again; rates and rows of sft
+    c.rft.rounds = 3
+    c.rft.tasks = 256  # a round, each played rl.group_size times
+    c.rft.per_task = 2  # successes of one task that are kept at most
+    c.rft.steps = 100  # of optimisation, a round
+
     c.rl = ml_collections.ConfigDict()
     c.rl.recipe = "grpo"
     c.rl.steps = 100

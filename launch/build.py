@@ -150,19 +150,24 @@ def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]
 def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
-    """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
+    """All demonstrations as `pack_examples`, with the ids that live episodes would have."""
     spec = env_spec(world)
     episodes = [
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=spec.stop, ticket=i, tools=spec.tools)
         for i, demo in enumerate(demonstrations)
     ]
+    return pack_examples(plan, codec, episodes)
+
+
+def pack_examples(plan: Plan, codec: Codec, episodes: Sequence[Trajectory]) -> TrajectoryBatch:
+    """Episodes to imitate, as packed rows; those with a row over sft.length are left out. Errors (ValueError): all are."""
     length, per_step = plan.sft.length, plan.sft.rows
     fitting = [t for t in episodes if max(len(row.tokens) for row in t.rows) <= length]
     if len(fitting) < len(episodes):
         over = len(episodes) - len(fitting)
-        print(f"{over} of {len(episodes)} demonstrations are over sft.length={length}: left out")
+        print(f"{over} of {len(episodes)} examples are over sft.length={length}: left out")
     if not fitting:
-        raise ValueError(f"no demonstration fits a row of sft.length={length} tokens; raise it")
+        raise ValueError(f"no example fits a row of sft.length={length} tokens; raise it")
     episodes = fitting
     none = {(t.ticket, t.member): 0.0 for t in episodes}
     tokens = sum(len(row.tokens) for t in episodes for row in t.rows)

@@ -62,6 +62,14 @@ class SftPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class RftPlan:
+    rounds: int
+    tasks: int
+    per_task: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RlPlan:
     recipe: str
     steps: int
@@ -138,6 +146,7 @@ class Plan:
     rollout: RolloutPlan
     n_demos: int
     sft: SftPlan
+    rft: RftPlan
     rl: RlPlan
     curriculum: CurriculumPlan
     hints: HintsPlan
@@ -166,6 +175,7 @@ def make_plan(config) -> Plan:
         rollout=read.into(RolloutPlan, "rollout"),
         n_demos=read.typed("demos.n", int),
         sft=read.into(SftPlan, "sft"),
+        rft=read.into(RftPlan, "rft"),
         rl=read.into(RlPlan, "rl"),
         curriculum=read.into(CurriculumPlan, "curriculum"),
         hints=read.into(HintsPlan, "hints"),
@@ -278,6 +288,7 @@ def _check_sizes(plan: Plan) -> None:
         "demos.n": plan.n_demos,
         "sft.steps": sft.steps,
         "sft.rows": sft.rows,
+        **{f"rft.{name}": value for name, value in dataclasses.asdict(plan.rft).items()},
         "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
         "curriculum.steps": plan.curriculum.steps,

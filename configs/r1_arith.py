@@ -29,14 +29,14 @@ def get_config(arg: str = ""):
     c.engine.prefill_chunk = 32
 
     c.demos.n = 12_000
-    c.sft.steps = 500
+    c.sft.steps = 250
     c.sft.length = 384
     c.batch.length = 384
     c.batch.logp_chunk = 384
-    c.rl.steps = 40
+    c.rl.steps = 30
     c.rl.schedule = "linear"
     # R1-Zero adds accuracy and format with equal weights; here the form may weigh as much as max_shaping lets it.
     c.reward.terms.well_formed = 0.2
     c.reward.reach.well_formed = 1.0
-    c.eval.every = 20
+    c.eval.every = 15
     return c

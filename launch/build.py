@@ -160,7 +160,10 @@ def pack_demonstrations(
 
 
 def pack_examples(plan: Plan, codec: Codec, episodes: Sequence[Trajectory]) -> TrajectoryBatch:
-    """Episodes to imitate, as packed rows; those with a row over sft.length are left out. Errors (ValueError): all are."""
+    """Episodes to imitate, as packed rows; those with a row over sft.length are left out.
+
+    Errors (ValueError): that leaves none.
+    """
     length, per_step = plan.sft.length, plan.sft.rows
     fitting = [t for t in episodes if max(len(row.tokens) for row in t.rows) <= length]
     if len(fitting) < len(episodes):

@@ -32,7 +32,7 @@ def run(plan: Plan, workdir: cli.Workdir, init: Path | None) -> None:
     from launch import build, policy, runs
     from rl import checkpoint, supervised
     from rl.curriculum import TaskStream
-    from rl.episodes import EpisodeLog
+    from rl.episodes import EpisodeLog, read_episodes
 
     rft = plan.rft
     total = rft.rounds * rft.steps
@@ -55,23 +55,18 @@ def run(plan: Plan, workdir: cli.Workdir, init: Path | None) -> None:
 
     def rolled(number: int, params) -> list["Trajectory"]:
         """The episodes of round `number`, played by `params` unless they are kept already."""
-        from rl.episodes import read_episodes
-
-        first = number * rft.tasks
-        if not (workdir / "episodes").is_dir() or not (
-            found := list(read_episodes(workdir, first=number, last=number))
-        ):
-            found = []
+        with EpisodeLog(workdir) as log:
+            if kept := list(read_episodes(workdir, first=number, last=number)):
+                return kept
+            first = number * rft.tasks
             tasks = [stream.draw(first + i) for i in range(rft.tasks)]
             with build.serving(plan, model, params, number, world, codec) as (_, pool):
                 groups = pool.run_many(tasks, samples=plan.rl.group_size, first_ticket=first)
-            with EpisodeLog(workdir, first_step=number) as log:
-                for group in groups:
-                    for trajectory in group.trajectories:
-                        log.append(trajectory)
-                        found.append(trajectory)
-                log.end_step(number)
-        return found
+            played = [trajectory for group in groups for trajectory in group.trajectories]
+            for trajectory in played:
+                log.append(trajectory)
+            log.end_step(number)
+        return played
 
     with (
         runs.recording(workdir, progress, total, console_every=10) as log,

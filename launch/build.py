@@ -197,8 +197,11 @@ def greedy_and_sampled(
     sampled = play_all(pool, tasks, seed=plan.seed, keep=episodes, hosts=hosts)
     greedy = play_all(pool, tasks, sampling=how, keep=episodes, hosts=hosts)
     low, high = sampled["success_ci"]
+    families = sampled["families"].items()
     result = {"sampled": sampled["success"], "sampled_low": low, "sampled_high": high, "greedy": greedy["success"]}
-    return result | {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}, episodes
+    return result | {
+        f"sampled_{family}": own["success"] for family, own in families if own["success"] is not None
+    }, episodes
 
 
 def play_all(

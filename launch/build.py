@@ -199,9 +199,8 @@ def greedy_and_sampled(
     low, high = sampled["success_ci"]
     families = sampled["families"].items()
     result = {"sampled": sampled["success"], "sampled_low": low, "sampled_high": high, "greedy": greedy["success"]}
-    return result | {
-        f"sampled_{family}": own["success"] for family, own in families if own["success"] is not None
-    }, episodes
+    by_family = {f"sampled_{family}": own["success"] for family, own in families if own["success"] is not None}
+    return result | by_family, episodes
 
 
 def play_all(

@@ -46,10 +46,11 @@ def measured(task: Task, episodes: Sequence[Trajectory]) -> dict[str, Any]:
 def summary(played: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over every scored episode of `played`, a `measured` record for each task.
 
-    Keys: n (tasks), episodes, success (fraction of scored episodes; NaN where the world reports none), success_ci (Wilson, 95 %; episodes of one task are
-    counted as independent), pass_at_k {k: mean over tasks}, turns, tokens, searches (means, where reported), status
-    (counts, over all episodes), families {family: {n, success, turns, searches}}, facts {name: mean over the scored
-    episodes}, exploited (fraction of scored episodes that a world's traps caught; None where it has none).
+    Keys: n (tasks), episodes, success (fraction of scored episodes, NaN where the world reports none), success_ci
+    (Wilson, 95 %; episodes of one task are counted as independent), pass_at_k {k: mean over tasks}, turns, tokens,
+    searches (means, where reported), status (counts, over all episodes), families {family: {n, success, turns,
+    searches}}, facts {name: mean over the scored episodes}, exploited (fraction of scored episodes that a world's traps
+    caught; None where it has none).
     """
     scored = [d for task in played for d in task["scored"]]
     per_task = [[d["success"] for d in task["scored"] if not math.isnan(d["success"])] for task in played]

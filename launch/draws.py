@@ -30,7 +30,9 @@ def build_curriculum(plan: Plan, tasks: Sequence[Task]) -> Curriculum:
     samplers = {
         "uniform": lambda: None,
         "easy_to_hard": lambda: task_samplers.easy_to_hard(
-            difficulty(), start_frac=c.start_frac, tickets=c.steps * plan.rl.groups_per_batch
+            difficulty(),
+            start_frac=c.start_frac,
+            tickets=max(1, round((1 - c.epsilon) * c.steps * plan.rl.groups_per_batch)),
         ),
         "success_band": lambda: task_samplers.success_band(n, low=c.low, high=c.high, decay=c.decay),
         "learnability": lambda: task_samplers.learnability(n, decay=c.decay),

@@ -115,7 +115,12 @@ class Curriculum:
         k = math.floor(self._epsilon * t)
         if t < 0 or math.floor(self._epsilon * (t + 1)) > k:
             return self._stream.index(self._stream.base + k if t >= 0 else ticket)
-        return self._choose()(t, address(self._stream.seed, ticket, _CHOICE))
+        return self._choose()(self._place(ticket), address(self._stream.seed, ticket, _CHOICE))
+
+    def _place(self, ticket: int) -> int:
+        """How many tickets the sampler chose for before this one: its own clock."""
+        t = max(0, ticket - self._stream.base)
+        return t - math.floor(self._epsilon * t)
 
     def outcome(self, ticket: int, trajectories: Sequence[Trajectory]) -> Outcome:
         """What this process's group of `ticket`, scored, says of its task: for `observe`, in every process."""
@@ -124,10 +129,9 @@ class Curriculum:
     def observe(self, outcomes: Iterable[Sequence[Any]], next_ticket: int) -> None:
         """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is drawn."""
         if self._sampler:
-            base = self._stream.base
-            told = [one._replace(ticket=one.ticket - base) for one in sorted(Outcome(*each) for each in outcomes)]
-            judged = [one for one in told if not math.isnan(one.success)]
-            self._set(self._sampler.update(self._state, judged, next_ticket - base))
+            told = sorted(Outcome(*each) for each in outcomes)
+            judged = [one._replace(ticket=self._place(one.ticket)) for one in told if not math.isnan(one.success)]
+            self._set(self._sampler.update(self._state, judged, self._place(next_ticket)))
 
     def _set(self, state: State) -> None:
         self._state = state

@@ -8,7 +8,8 @@
 | `adarft` | tasks whose difficulty is next to a target that follows the reward |
 | `plr` | tasks whose last group was the furthest apart, and those not played for long |
 
-Tasks are numbered 0..n-1. A sampler never has to revisit: rl/curriculum.py gives every task its turn beside it.
+Tasks are numbered 0..n-1, and tickets 0, 1, ... are those that the sampler chooses for: beside it rl/curriculum.py
+gives every task its turn, so a sampler never has to.
 """
 
 import dataclasses

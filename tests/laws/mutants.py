@@ -556,8 +556,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_curriculum.py::test_saved_and_restored_at_any_point_it_draws_the_same",
         "rl/curriculum.py",
-        "for one in sorted(Outcome(*each) for each in outcomes)]",
-        "for one in [Outcome(*each) for each in outcomes]]",
+        "told = sorted(Outcome(*each) for each in outcomes)",
+        "told = [Outcome(*each) for each in outcomes]",
     ),
     Mutant(
         "tests/laws/test_curriculum.py::test_all_processes_draw_what_one_would",

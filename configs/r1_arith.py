@@ -1,8 +1,8 @@
 """DeepSeek-R1 style, small: one turn, `<think>` then `<answer>`, rewarded for accuracy and form, on two CPU cores.
 
 Run:    python -m launch.quickstart --config=configs/r1_arith.py --workdir=runs/r1_arith/seed0
-Cost:   TODO
-Expect: TODO
+Cost:   not measured yet.
+Expect: not measured yet. Demonstrations succeed in .42 of the tasks; 406 different questions in the 2,000 test tasks.
 """
 
 from configs.arg import parse_arg

@@ -77,6 +77,27 @@ def test_saved_and_restored_at_any_point_it_draws_the_same(name, cut, shuffle):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
+def test_the_order_in_which_groups_finish_is_no_matter(name):
+    states = []
+    for order in (range(36), reversed(range(36))):
+        curriculum = fresh(name)
+        tasks = [curriculum.draw(ticket) for ticket in range(36)]  # each of 12 tasks, some of them often
+        curriculum.observe([curriculum.outcome(t, scored(t, tasks[t])) for t in order], 36)
+        states.append(curriculum.state_dict(36))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_ticket_under_way_keeps_its_task(name):
+    curriculum, restored = fresh(name), fresh(name)
+    tasks = [curriculum.draw(ticket) for ticket in range(60)]
+    curriculum.observe([curriculum.outcome(t, scored(t, tasks[t])) for t in range(30)], 60)
+    restored.load_state_dict(curriculum.state_dict(60))
+    for goes_on in (curriculum, restored):
+        assert [goes_on.draw(ticket) for ticket in range(30, 60)] == tasks[30:]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_all_processes_draw_what_one_would(name, processes):
     def run(hosts):

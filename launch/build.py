@@ -159,8 +159,9 @@ def pack_demonstrations(
     return pack_examples(plan, codec, episodes)
 
 
-def pack_examples(plan: Plan, codec: Codec, episodes: Sequence[Trajectory]) -> TrajectoryBatch:
-    """Episodes to imitate, as packed rows; those with a row over sft.length are left out.
+def pack_examples(plan: Plan, codec: Codec, episodes: Sequence[Trajectory], *, version: int = 0) -> TrajectoryBatch:
+    """Episodes to imitate, sampled at `version` at the latest, as packed rows; those with a row over sft.length are
+    left out.
 
     Errors (ValueError): that leaves none.
     """
@@ -176,7 +177,7 @@ def pack_examples(plan: Plan, codec: Codec, episodes: Sequence[Trajectory]) -> T
     tokens = sum(len(row.tokens) for t in episodes for row in t.rows)
     rows = 2 * per_step * -(-tokens // (per_step * length))  # room for the padding, cut off below
     shape = {"rows": rows, "length": length, "micro_rows": plan.sft.micro_rows}
-    batch, packing = pack(episodes, none, none, **shape, version=0, pad_id=codec.pad_id)
+    batch, packing = pack(episodes, none, none, **shape, version=version, pad_id=codec.pad_id)
     return jax.tree.map(lambda x: x[: int(packing["rows"])], batch)
 
 

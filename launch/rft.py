@@ -85,7 +85,7 @@ def run(plan: Plan, workdir: cli.Workdir, init: Path | None) -> None:
             state = supervised.train(
                 learner,
                 state,
-                build.pack_examples(plan, codec, kept),
+                build.pack_examples(plan, codec, kept, version=number),
                 progress,
                 rows_per_step=plan.sft.rows,
                 seed=plan.seed,

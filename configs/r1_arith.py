@@ -1,8 +1,9 @@
 """DeepSeek-R1 style, small: one turn, `<think>` then `<answer>`, rewarded for accuracy and form, on two CPU cores.
 
 Run:    python -m launch.quickstart --config=configs/r1_arith.py --workdir=runs/r1_arith/seed0
-Cost:   not measured yet.
-Expect: not measured yet. Demonstrations succeed in .42 of the tasks; 406 different questions in the 2,000 test tasks.
+Cost:   not measured alone yet (250 steps of warm start and 30 of GRPO, on a machine that other programs kept busy).
+Expect: one run, not finished: held-out success after the warm start sampled .27, greedy .60 (256 tasks), all of it days
+        and units: 250 steps are too few for sums (.01). Of 2,000 test tasks 406 questions are different.
 """
 
 from configs.arg import parse_arg

@@ -92,6 +92,12 @@ def defaults() -> ml_collections.ConfigDict:
     c.sft.eval_every = 0
     c.sft.save_every = 200
 
+    c.rft = ml_collections.ConfigDict()  # launch.rft: roll out, imitate what succeeded, again; rates and rows of sft
+    c.rft.rounds = 3
+    c.rft.tasks = 256  # a round, each played rl.group_size times
+    c.rft.per_task = 2  # successes of one task that are kept at most
+    c.rft.steps = 100  # of optimisation, a round
+
     c.rl = ml_collections.ConfigDict()
     c.rl.recipe = "grpo"
     c.rl.steps = 100
@@ -113,6 +119,30 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.scale = "std"  # group advantage: "std" or "none"
     c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
     c.rl.save_every = 25
+
+    c.curriculum = ml_collections.ConfigDict()
+    # Which tasks are drawn: uniform (epochs of all), easy_to_hard, success_band, learnability, adarft, plr. Defaults
+    # are the papers', see rl/task_samplers.py.
+    c.curriculum.name = "uniform"
+    c.curriculum.epsilon = 0.1  # share of the draws that goes through all tasks, whatever the sampler prefers
+    c.curriculum.decay = 0.9  # success_band, learnability: of a task's counts at each new group of it
+    c.curriculum.low, c.curriculum.high = 0.2, 0.8  # success_band: of the expected success
+    c.curriculum.start_frac = 0.25  # easy_to_hard: share of the tasks at first; all of them from `steps` batches on
+    c.curriculum.steps = 100
+    c.curriculum.target = 0.0  # adarft: the difficulty to begin with, 0 the easiest task and 100 the hardest
+    c.curriculum.step = 50.0
+    c.curriculum.sensitivity = 2.0
+    c.curriculum.wanted = 0.5  # the success rate that keeps the target where it is
+    c.curriculum.temperature = 0.1  # plr
+    c.curriculum.staleness = 0.1
+    c.curriculum.replay = 0.5  # share of its draws that play a task again
+    # A group is trained on where the success rate of its members is within these; its place goes to the next ticket
+    # otherwise. 0 and 1 admit all. rl.drop_equal_groups is DAPO's gate, by the reward.
+    c.curriculum.admit_low, c.curriculum.admit_high = 0.0, 1.0
+
+    c.hints = ml_collections.ConfigDict()  # of worlds that have some, in the prompts of training tasks alone
+    c.hints.prob = 0.0  # of a group at the start; falls to 0 in a line
+    c.hints.steps = 50  # batches, after which no prompt has one
 
     c.reward = ml_collections.ConfigDict()
     c.reward.terms = ml_collections.ConfigDict({"success": 1.0})  # fact or term name -> weight

@@ -94,3 +94,4 @@ class World:
     texts: Callable[[], Iterable[str]]  # what a tokenizer for this world learns from: the training split's
     demonstrate: Callable[[Task, int], ScriptedPolicy] | None = None  # (task, seed) -> imperfect demonstrator
     demonstrated_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # differs when demonstrations would
+    hint: Callable[[Task], str | None] | None = None  # help for a training task that does not say its answer

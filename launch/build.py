@@ -15,7 +15,7 @@ from tqdm import tqdm
 from envs import choose_tasks, dataset, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import constraints, policy
+from launch import constraints, draws, policy
 from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
@@ -59,6 +59,8 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     build_terms(plan)
+    draws.build_curriculum(plan, world.tasks("train"))
+    draws.check_hints(plan, world)
     check_facts(plan, world)
     if codec is not None:
         check_rows(plan, codec, world)
@@ -151,25 +153,34 @@ def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]
 def pack_demonstrations(
     plan: Plan, codec: Codec, demonstrations: Sequence[dataset.Demonstration], world: World
 ) -> TrajectoryBatch:
-    """All demonstrations as packed rows, with the ids that live episodes would have; too long ones are left out."""
+    """All demonstrations as `pack_examples`, with the ids that live episodes would have."""
     spec = env_spec(world)
     episodes = [
         transcribe(codec, demo.task, demo.steps, demo.facts, stop=spec.stop, ticket=i, tools=spec.tools)
         for i, demo in enumerate(demonstrations)
     ]
+    return pack_examples(plan, codec, episodes)
+
+
+def pack_examples(plan: Plan, codec: Codec, episodes: Sequence[Trajectory], *, version: int = 0) -> TrajectoryBatch:
+    """Episodes to imitate, sampled at `version` at the latest, as packed rows; those with a row over sft.length are
+    left out.
+
+    Errors (ValueError): that leaves none.
+    """
     length, per_step = plan.sft.length, plan.sft.rows
     fitting = [t for t in episodes if max(len(row.tokens) for row in t.rows) <= length]
     if len(fitting) < len(episodes):
         over = len(episodes) - len(fitting)
-        print(f"{over} of {len(episodes)} demonstrations are over sft.length={length}: left out")
+        print(f"{over} of {len(episodes)} examples are over sft.length={length}: left out")
     if not fitting:
-        raise ValueError(f"no demonstration fits a row of sft.length={length} tokens; raise it")
+        raise ValueError(f"no example fits a row of sft.length={length} tokens; raise it")
     episodes = fitting
     none = {(t.ticket, t.member): 0.0 for t in episodes}
     tokens = sum(len(row.tokens) for t in episodes for row in t.rows)
     rows = 2 * per_step * -(-tokens // (per_step * length))  # room for the padding, cut off below
     shape = {"rows": rows, "length": length, "micro_rows": plan.sft.micro_rows}
-    batch, packing = pack(episodes, none, none, **shape, version=0, pad_id=codec.pad_id)
+    batch, packing = pack(episodes, none, none, **shape, version=version, pad_id=codec.pad_id)
     return jax.tree.map(lambda x: x[: int(packing["rows"])], batch)
 
 
@@ -190,8 +201,10 @@ def greedy_and_sampled(
     sampled = play_all(pool, tasks, seed=plan.seed, keep=episodes, hosts=hosts)
     greedy = play_all(pool, tasks, sampling=how, keep=episodes, hosts=hosts)
     low, high = sampled["success_ci"]
+    families = sampled["families"].items()
     result = {"sampled": sampled["success"], "sampled_low": low, "sampled_high": high, "greedy": greedy["success"]}
-    return result | {f"sampled_{family}": own["success"] for family, own in sampled["families"].items()}, episodes
+    by_family = {f"sampled_{family}": own["success"] for family, own in families if own["success"] is not None}
+    return result | by_family, episodes
 
 
 def play_all(

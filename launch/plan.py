@@ -12,6 +12,7 @@ from configs.defaults import defaults
 from launch.cli import MOST_SEED, ConfigError, ReadTracker, assert_all_read, validating
 from models.config import Lora, ModelConfig
 
+CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
 COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
 
 
@@ -62,6 +63,14 @@ class SftPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class RftPlan:
+    rounds: int
+    tasks: int
+    per_task: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RlPlan:
     recipe: str
     steps: int
@@ -83,6 +92,32 @@ class RlPlan:
     scale: str
     drop_equal_groups: bool
     save_every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumPlan:
+    name: str
+    epsilon: float
+    decay: float
+    low: float
+    high: float
+    start_frac: float
+    steps: int
+    target: float
+    step: float
+    sensitivity: float
+    wanted: float
+    temperature: float
+    staleness: float
+    replay: float
+    admit_low: float
+    admit_high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class HintsPlan:
+    prob: float
+    steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +148,10 @@ class Plan:
     rollout: RolloutPlan
     n_demos: int
     sft: SftPlan
+    rft: RftPlan
     rl: RlPlan
+    curriculum: CurriculumPlan
+    hints: HintsPlan
     reward_terms: Mapping[str, float]  # "success" or a fact -> weight
     reward_reach: Mapping[str, float]  # of a term that is a count: the largest difference it can make
     max_shaping: float
@@ -139,14 +177,17 @@ def make_plan(config) -> Plan:
         rollout=read.into(RolloutPlan, "rollout"),
         n_demos=read.typed("demos.n", int),
         sft=read.into(SftPlan, "sft"),
+        rft=read.into(RftPlan, "rft"),
         rl=read.into(RlPlan, "rl"),
+        curriculum=read.into(CurriculumPlan, "curriculum"),
+        hints=read.into(HintsPlan, "hints"),
         reward_terms=_numbers(read, "reward.terms"),
         reward_reach=_numbers(read, "reward.reach"),
         max_shaping=read.typed("reward.max_shaping", float),
         eval=read.into(EvalPlan, "eval"),
     )
     assert_all_read(read)
-    for check in (_check_sizes, _check_rates, _check_batch, _check_engine, _check_rl, _check_rest):
+    for check in (_check_sizes, _check_rates, _check_batch, _check_engine, _check_rl, _check_curriculum, _check_rest):
         check(plan)
     return plan
 
@@ -249,8 +290,11 @@ def _check_sizes(plan: Plan) -> None:
         "demos.n": plan.n_demos,
         "sft.steps": sft.steps,
         "sft.rows": sft.rows,
+        **{f"rft.{name}": value for name, value in dataclasses.asdict(plan.rft).items()},
         "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
+        "curriculum.steps": plan.curriculum.steps,
+        "hints.steps": plan.hints.steps,
         "eval.n": plan.eval.n,
         "eval.final_n": plan.eval.final_n,
     }.items():
@@ -365,6 +409,23 @@ def _check_rl(plan: Plan) -> None:
     )
     _refuse(rl.reduce not in ("sequence", "token"), f"rl.reduce={rl.reduce!r}: wanted sequence or token")
     _refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
+
+
+def _check_curriculum(plan: Plan) -> None:
+    c = plan.curriculum
+    _refuse(c.name not in CURRICULA, f"curriculum.name={c.name!r}: wanted one of {', '.join(CURRICULA)}")
+    for name in ("epsilon", "decay", "start_frac", "replay"):
+        value = getattr(c, name)
+        _refuse(not 0 < value <= 1, f"curriculum.{name}: got {value}, wanted more than 0 and at most 1")
+    for name, value in {"hints.prob": plan.hints.prob, "curriculum.staleness": c.staleness}.items():
+        _refuse(not 0 <= value <= 1, f"{name}: got {value}, wanted 0 to 1")
+    for low, high in (("low", "high"), ("admit_low", "admit_high")):
+        a, b = getattr(c, low), getattr(c, high)
+        _refuse(not 0 <= a <= b <= 1, f"curriculum.{low}={a}, curriculum.{high}={b}: wanted 0 <= low <= high <= 1")
+    for name in ("step", "sensitivity", "temperature"):
+        value = getattr(c, name)
+        _refuse(value <= 0, f"curriculum.{name}: got {value}, wanted more than 0")
+    _refuse(not 0 <= c.target <= 100, f"curriculum.target: got {c.target}, wanted 0 to 100")
 
 
 def _check_rest(plan: Plan) -> None:

@@ -34,9 +34,9 @@ def run(
     import jax
 
     from envs import choose_tasks
-    from launch import build, policy, runs
+    from launch import build, draws, policy, runs
     from rl import checkpoint, loop
-    from rl.curriculum import TaskStream
+    from rl.curriculum import admits
     from rl.episodes import EpisodeLog
     from rl.hosts import ALONE
     from rl.metrics.engine import engine_metrics
@@ -50,7 +50,8 @@ def run(
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         terms = build.build_terms(plan)
         pack = build.build_packer(plan, codec, world, hosts)
-        stream = TaskStream(world.tasks("train"), plan.seed)
+        curriculum = draws.build_curriculum(plan, world.tasks("train"))
+        draw = draws.build_draw(plan, world, curriculum)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
@@ -63,7 +64,7 @@ def run(
             learner,
             start,
             donate=not wants_ref,
-            on_host=lambda host: stream.load_state_dict(host["tasks"]),
+            on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
             hosts=hosts,
         )
     ref = start if wants_ref else None
@@ -107,14 +108,17 @@ def run(
             pool,
             gate,
             progress,
-            draw=stream.draw,
+            draw=draw,
+            outcome=curriculum.outcome,
+            observe=curriculum.observe,
+            admit=partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
             terms=terms,
             pack=pack,
             publish=engine.publish,
             keep_episodes=partial(keep, episodes),
             log=log,
             evaluate=evaluate,
-            save=runs.saver(checkpoints, lambda p: {"tasks": stream.state_dict(p.ticket)}),
+            save=runs.saver(checkpoints, lambda p: {"tasks": curriculum.state_dict(p.ticket)}),
             steps=plan.rl.steps,
             groups_per_batch=plan.rl.groups_per_batch,
             group_size=plan.rl.group_size,

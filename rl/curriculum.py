@@ -1,18 +1,33 @@
-"""Which task a ticket plays: a permutation for each epoch, addressed by (seed, epoch), not by what was drawn before."""
+"""Which task a ticket plays, what its group says of the task, and which groups are admitted.
 
+A share ε of the tickets walks through a permutation of all tasks, epoch by epoch; the others are chosen by a sampler
+(rl/task_samplers.py) from what earlier groups told. Observations enter at the cut of a batch, in ticket order, in every
+process alike. So a draw is a function of (state, ticket), and the state by which ticket t is drawn is the one after all
+groups of the batches cut before: with max_staleness 0 of every earlier batch, whatever took how long; with more, which
+batches were cut by then is a matter of timing, and with a sampler so are the tasks.
+"""
+
+import dataclasses
 import functools
 import hashlib
 import json
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from envs.base import Task
+from envs.answers import escape_tags
+from envs.base import Message, Task
+from rl.rewards.compose import reward
+from rl.rewards.outcome import success
+from rl.task_samplers import Outcome, Sampler, State
+from rl.types import Status, Trajectory
 
 _PROBES = 64
+_CHOICE, _HINT = 1, 2  # what a ticket's random number is for
 
 
 class TaskStream:
@@ -26,27 +41,31 @@ class TaskStream:
         """Raises ValueError on an empty data set or a negative seed."""
         if not len(tasks) or seed < 0:
             raise ValueError(f"TaskStream: got {len(tasks)} tasks and seed {seed}, want at least one and a seed >= 0")
-        self._tasks, self._seed, self._base = tasks, seed, 0
+        self.tasks, self.seed, self.base = tasks, seed, 0
         self._order = functools.lru_cache(maxsize=4)(functools.partial(permutation, len(tasks), seed))
         self.fingerprint = fingerprint(tasks)
 
     def draw(self, ticket: int) -> Task:
         """The task of `ticket`. Raises IndexError for a ticket before this data set began."""
-        if ticket < self._base:
-            raise IndexError(f"draw: got ticket {ticket}, want at least {self._base}, where this data set began")
-        return self._tasks[int(self._order(self.epoch(ticket))[(ticket - self._base) % len(self._tasks)])]
+        return self.tasks[self.index(ticket)]
+
+    def index(self, ticket: int) -> int:
+        """The place of that task among all; errors as `draw`."""
+        if ticket < self.base:
+            raise IndexError(f"draw: got ticket {ticket}, want at least {self.base}, where this data set began")
+        return int(self._order(self.epoch(ticket))[(ticket - self.base) % len(self.tasks)])
 
     def epoch(self, ticket: int) -> int:
         """How many times every task was drawn before `ticket`."""
-        return (ticket - self._base) // len(self._tasks)
+        return (ticket - self.base) // len(self.tasks)
 
     def state_dict(self, next_ticket: int) -> dict[str, Any]:
         """What a resumed run needs; `next_ticket` is the next one to draw (the loop counts tickets)."""
         return {
-            "seed": self._seed,
-            "base": self._base,
+            "seed": self.seed,
+            "base": self.base,
             "next_ticket": next_ticket,
-            "tasks": len(self._tasks),
+            "tasks": len(self.tasks),
             "fingerprint": self.fingerprint,
         }
 
@@ -55,18 +74,161 @@ class TaskStream:
 
         Raises ValueError for another seed: that is another run.
         """
-        if state["seed"] != self._seed:
+        if state["seed"] != self.seed:
             saved = state["seed"]
-            raise ValueError(f"TaskStream: got seed {self._seed}, want {saved} of the saved run; use another workdir")
-        if (state["fingerprint"], state["tasks"]) == (self.fingerprint, len(self._tasks)):
-            self._base = state["base"]
+            raise ValueError(f"TaskStream: got seed {self.seed}, want {saved} of the saved run; use another workdir")
+        if (state["fingerprint"], state["tasks"]) == (self.fingerprint, len(self.tasks)):
+            self.base = state["base"]
             return
         warnings.warn(
             f"TaskStream: the saved run drew from {state['tasks']} tasks ({state['fingerprint'][:12]}), now there are "
-            f"{len(self._tasks)} ({self.fingerprint[:12]}): the new data set starts at its first epoch",
+            f"{len(self.tasks)} ({self.fingerprint[:12]}): the new data set starts at its first epoch",
             stacklevel=2,
         )
-        self._base = state["next_ticket"]
+        self.base = state["next_ticket"]
+
+
+class Curriculum:
+    """ticket -> task, by a sampler and, for a share ε of the tickets, by the stream; ε = 1 without a sampler.
+
+    Ticket t is one of the stream's where floor(ε(t + 1)) > floor(εt), and plays its floor(εt)-th task: any 2n/ε tickets
+    in a row play every one of the n tasks, whatever the sampler thinks of it. For the main thread alone.
+    """
+
+    def __init__(self, stream: TaskStream, sampler: Sampler | None = None, *, epsilon: float = 1.0):
+        """Raises ValueError unless 0 < ε <= 1."""
+        if not 0 < epsilon <= 1:
+            raise ValueError(f"Curriculum: got epsilon {epsilon}, want more than 0 (or tasks are lost), at most 1")
+        self._stream, self._sampler = stream, sampler
+        self._epsilon = epsilon if sampler else 1.0
+        self._drawn: dict[int, int] = {}  # tickets whose groups were not told of yet -> tasks
+        self._set(sampler.start() if sampler else {})
+
+    def draw(self, ticket: int) -> Task:
+        """The task of `ticket`; the same one again until its group was told of. Errors as `TaskStream.draw`."""
+        if ticket not in self._drawn:
+            self._drawn[ticket] = self._index(ticket)
+        return self._stream.tasks[self._drawn[ticket]]
+
+    def _index(self, ticket: int) -> int:
+        t = ticket - self._stream.base
+        k = math.floor(self._epsilon * t)
+        if t < 0 or math.floor(self._epsilon * (t + 1)) > k:
+            return self._stream.index(self._stream.base + k if t >= 0 else ticket)
+        return self._choose()(self._place(ticket), address(self._stream.seed, ticket, _CHOICE))
+
+    def _place(self, ticket: int) -> int:
+        """How many tickets the sampler chose for before this one: its own clock."""
+        t = max(0, ticket - self._stream.base)
+        return t - math.floor(self._epsilon * t)
+
+    def outcome(self, ticket: int, trajectories: Sequence[Trajectory]) -> Outcome:
+        """What this process's group of `ticket`, scored, says of its task: for `observe`, in every process."""
+        return outcome(ticket, self._drawn.pop(ticket), trajectories)
+
+    def observe(self, outcomes: Iterable[Sequence[Any]], next_ticket: int) -> None:
+        """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is drawn."""
+        if self._sampler:
+            told = sorted(Outcome(*each) for each in outcomes)
+            judged = [one._replace(ticket=self._place(one.ticket)) for one in told if not math.isnan(one.success)]
+            self._set(self._sampler.update(self._state, judged, self._place(next_ticket)))
+
+    def _set(self, state: State) -> None:
+        self._state = state
+        self._choose = functools.cache(lambda: self._sampler.choose(state))  # made at the first draw under this state
+
+    def state_dict(self, next_ticket: int) -> dict[str, Any]:
+        """What a resumed run needs, as plain data: the stream's place, and how far the sampler is from its start."""
+        start = self._sampler.start() if self._sampler else {}
+        state = {name: _changes(start[name], value) for name, value in self._state.items()}
+        drawn = [[ticket, index] for ticket, index in sorted(self._drawn.items())]
+        return {**self._stream.state_dict(next_ticket), "state": state, "drawn": drawn}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from `saved`; with another data set, as from nothing. Errors and warnings: `TaskStream`'s."""
+        self._stream.load_state_dict(saved)
+        same = (saved["fingerprint"], saved["tasks"]) == (self._stream.fingerprint, len(self._stream.tasks))
+        start = self._sampler.start() if self._sampler else {}
+        changes = saved["state"] if same else {}
+        self._set({name: _changed(value, changes.get(name)) for name, value in start.items()})
+        self._drawn = {int(ticket): int(index) for ticket, index in saved["drawn"]} if same else {}
+
+
+def outcome(ticket: int, index: int, trajectories: Sequence[Trajectory]) -> Outcome:
+    """Of a scored group: the success and the reward of its judged members, and how far apart they are.
+
+    Where the world reports no success, reward stands for it, within [0, 1]. All NaN where no member was judged.
+    """
+    judged = [t for t in trajectories if math.isfinite(reward(t))]
+    if not judged:
+        return Outcome(ticket, index, 0, math.nan, math.nan, math.nan)
+    rewards = [reward(t) for t in judged]
+    mean = math.fsum(rewards) / len(rewards)
+    solved = [
+        success(t) if "success" in t.facts or t.status is not Status.DONE else min(1.0, max(0.0, own))
+        for t, own in zip(judged, rewards, strict=True)
+    ]
+    spread = math.fsum(abs(own - mean) for own in rewards) / len(rewards)
+    return Outcome(ticket, index, len(judged), math.fsum(solved) / len(solved), mean, spread)
+
+
+def admits(trajectories: Sequence[Trajectory], low: float, high: float) -> bool:
+    """Whether the success rate of the judged members lies in [low, high]; where none was judged nothing speaks against.
+
+    DAPO's 0 < p < 1 (2503.14476) is low = 1/2G, high = 1 - 1/2G, or `loop.is_equal`, which goes by the reward.
+    """
+    rate = outcome(0, 0, trajectories).success
+    return not (rate < low or rate > high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    """Help in the prompt of training tasks, with a probability that falls to 0: prob · max(0, 1 - ticket / tickets).
+
+    `hint` is the world's: what it says for a task, or None. Whether a ticket has its hint is addressed by (seed,
+    ticket): all members of a group read the same prompt. It is world text like the rest of the prompt, never trained.
+    """
+
+    hint: Callable[[Task], str | None]
+    prob: float
+    tickets: int
+    seed: int
+
+    def add(self, task: Task, ticket: int) -> Task:
+        """`task`, or it with the hint at the end of its prompt and in `data["hint"]`; held-out tasks as they are."""
+        if task.split != "train":
+            return task
+        prob = self.prob * max(0.0, 1 - ticket / self.tickets)
+        text = self.hint(task) if address(self.seed, ticket, _HINT) < prob else None
+        if not text:
+            return task
+        last = task.prompt[-1]
+        told = Message(last.role, f"{last.content}\nHint: {escape_tags(text)}")
+        return dataclasses.replace(task, prompt=(*task.prompt[:-1], told), data={**task.data, "hint": text})
+
+
+def address(seed: int, ticket: int, purpose: int) -> float:
+    """The number in [0, 1) of (seed, ticket, purpose), by Philox: the same on every machine."""
+    key, counter = np.array([seed, ticket], np.uint64), np.array([0, 0, 0, purpose], np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+
+
+def _changes(start: Any, value: Any) -> Any:
+    """A number as it is; of an array the places that differ from `start`, and what is there."""
+    if not isinstance(value, np.ndarray):
+        return value
+    places = np.flatnonzero(value != start)
+    return [places.tolist(), value[places].tolist()]
+
+
+def _changed(start: Any, changes: Any) -> Any:
+    if changes is None:
+        return start
+    if not isinstance(start, np.ndarray):
+        return changes
+    value = start.copy()
+    value[np.array(changes[0], int)] = changes[1]
+    return value
 
 
 def permutation(n: int, seed: int, epoch: int) -> Int[np.ndarray, " n"]:

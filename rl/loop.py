@@ -1,4 +1,4 @@
-"""The loop: draw → roll out → gate → score → batch → agree → step → publish → log. Read it top to bottom.
+"""The loop: draw → roll out → gate → score → batch → agree → observe → step → publish → log. Read it top to bottom.
 
 Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*, `group_size`
 episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket
@@ -68,6 +68,9 @@ def train(
     progress: Progress,
     *,
     draw: Callable[[int], Task],
+    outcome: Callable[[int, Sequence[Trajectory]], Any],
+    observe: Callable[[Sequence[Any], int], None],
+    admit: Callable[[Sequence[Trajectory]], bool],
     terms: Sequence[RewardTerm],
     pack: Callable[..., tuple[Any, Mapping[str, float]]],
     publish: Callable[[Any, int], None],
@@ -88,7 +91,9 @@ def train(
     """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
     place.
 
-    `groups_per_batch` is of all processes together. A failed *episode* is data; whatever a thread, the fault budget or
+    `groups_per_batch` is of all processes together. `outcome(ticket, trajectories)` is what a group, admitted or
+    refused, tells the curriculum; `observe` takes what all processes' groups told, before the next batch is drawn.
+    `admit` may refuse a scored group. A failed *episode* is data; whatever a thread, the fault budget or
     the device raises ends the loop, in every process.
     """
     last, skipped = progress.step >= steps, 0
@@ -97,7 +102,9 @@ def train(
         with hosts.telling():
             # Draw, roll out, gate, score: the next tickets, until enough groups are admitted.
             share = groups_per_batch // hosts.count
-            groups, refused = roll_out(pool, gate, draw, terms, progress, share, group_size, drop_equal_groups, hosts)
+            groups, refused = roll_out(
+                pool, gate, draw, terms, progress, share, group_size, drop_equal_groups, hosts, admit=admit
+            )
             clock.mark("rollout")
 
             # Credit: one advantage an episode, relative to its group. What no term could judge is in no batch.
@@ -115,14 +122,16 @@ def train(
             everything = [*groups, *refused]
             own = {
                 "drawn": [group.ticket for group in everything],
+                "outcomes": [outcome(group.ticket, group.trajectories) for group in everything],
                 "rolled": group_means(everything),
                 "packed": packing_means(packing),
             }
             clock.mark("batch")
 
-        # Agree: all processes have their rows, and know what the others drew. Nobody enters the step before.
+        # Agree: all processes have their rows, and know what the others drew and saw. Nobody enters the step before.
         records = hosts.exchange(own)
         progress.draw(ticket for record in records for ticket in record["drawn"])
+        observe([each for record in records for each in record["outcomes"]], progress.ticket)
         rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
         clock.mark("agree")
 
@@ -168,12 +177,15 @@ def roll_out(
     group_size: int,
     drop_equal_groups: bool,
     hosts: Hosts = ALONE,
+    *,
+    admit: Callable[[Sequence[Trajectory]], bool] = lambda trajectories: True,
 ) -> tuple[list[Group], list[Group]]:
     """The next `groups_per_batch` admitted groups of this process, scored, and those refused on the way, both in ticket
     order.
 
-    Refused: too few scored members (the pool says so), or equal rewards if `drop_equal_groups`. Draws from `progress`.
-    The gate lets in exactly as many groups as are still missing, so which tickets are drawn does not depend on timing.
+    Refused: too few scored members (the pool says so), equal rewards if `drop_equal_groups`, or what `admit` refuses.
+    Draws from `progress`. The gate lets in exactly as many groups as are still missing, so which tickets are drawn does
+    not depend on timing.
     Raises RuntimeError when nearly every group is refused.
     """
     admitted, refused = [], []
@@ -184,7 +196,7 @@ def roll_out(
             progress.draw([ticket])
         group = pool.next_group()
         group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
-        if group.dropped or (drop_equal_groups and is_equal(group)):
+        if group.dropped or (drop_equal_groups and is_equal(group)) or not admit(group.trajectories):
             gate.drop()
             refused.append(group)
         else:
@@ -194,7 +206,8 @@ def roll_out(
             raise RuntimeError(
                 f"got {len(refused)} refused and {len(admitted)} admitted groups for a batch of {groups_per_batch}: "
                 "the world fails, or every episode of a group ends alike; see episodes/, mend the world, or start from "
-                "a policy that sometimes succeeds (rl.drop_equal_groups=False trains all the same)"
+                "a policy that sometimes succeeds (rl.drop_equal_groups=False and curriculum.admit_low=0, admit_high=1 "
+                "train all the same)"
             )
     return sorted(admitted, key=lambda group: group.ticket), sorted(refused, key=lambda group: group.ticket)
 
@@ -210,6 +223,8 @@ def group_means(groups: Sequence[Group]) -> dict[str, Mean]:
     families = {group.task.task_id: group.task.family for group in groups}
     return episode_means([t for group in groups for t in group.trajectories], families=families) | {
         "batch/equal_groups_frac": Mean(sum(map(is_equal, groups)), len(groups)),
+        "batch/difficulty": Mean(sum(group.task.difficulty for group in groups), len(groups)),
+        "batch/hinted_frac": Mean(sum("hint" in group.task.data for group in groups), len(groups)),
         "batch/env_retries": Mean(sum(group.retries for group in groups), len(groups)),
     }
 

@@ -182,6 +182,12 @@ CHEATS = {"spray": spray, "spray_many": spray_many, "forge": forge, "prompt_echo
 POLICIES = {"gold": gold, "noop": noop, "wrong": wrong} | {f"cheat:{name}": cheat for name, cheat in CHEATS.items()}
 
 
+def hint(task: Task) -> str | None:
+    """Which page says the answer, by the title of the last link; None where the title has the answer in it."""
+    title = task.data["chain"][-1]["title"]
+    return None if contains(title, task.data["answers"]) else f"Read about {title}"
+
+
 # --- imperfect demonstrations ---------------------------------------------------------------------
 
 

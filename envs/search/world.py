@@ -329,9 +329,10 @@ def make_world(
         **demonstrations,
     }
     if protocol == "tags":
-        return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, by)
+        return World("search", make_env, tasks, scripted.POLICIES, _texts, demonstrate, by, hint=scripted.hint)
     policies = {name: _in_calls(policy) for name, policy in scripted.POLICIES.items()}
-    return World("search", make_env, tasks, policies, _texts, _in_calls(demonstrate), {**by, "protocol": protocol})
+    by = {**by, "protocol": protocol}
+    return World("search", make_env, tasks, policies, _texts, _in_calls(demonstrate), by, hint=scripted.hint)
 
 
 def variants(options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Sequence[str]]]:

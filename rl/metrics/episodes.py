@@ -59,7 +59,9 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
 
 
 def describe(trajectory: Trajectory) -> dict[str, float]:
-    """The numbers of one episode by name; empty if its status is not scored. Reward is NaN where it was not judged."""
+    """The numbers of one episode by name; empty if its status is not scored. Reward is NaN where it was not judged, and
+    success where the world does not report it (it has no labels).
+    """
     if not trajectory.status.scored:
         return {}
     turns = {int(t) for row in trajectory.rows for t in np.unique(row.turn[row.action_mask])}
@@ -67,9 +69,13 @@ def describe(trajectory: Trajectory) -> dict[str, float]:
         name: float(value) for name, value in trajectory.facts.items() if isinstance(value, numbers.Real | np.bool_)
     }
     return facts | {
-        "success": success(trajectory),
+        "success": math.nan if _is_unlabelled(trajectory) else success(trajectory),
         "reward": reward(trajectory),
         # a scripted episode has no rows: who played it says
         "turns": float(len(turns)) if trajectory.rows else float(trajectory.facts.get("turns", 0)),
         "tokens": float(sum(int(row.action_mask.sum()) for row in trajectory.rows)),
     }
+
+
+def _is_unlabelled(trajectory: Trajectory) -> bool:
+    return trajectory.status is Status.DONE and "success" not in trajectory.facts

@@ -46,14 +46,15 @@ def measured(task: Task, episodes: Sequence[Trajectory]) -> dict[str, Any]:
 def summary(played: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over every scored episode of `played`, a `measured` record for each task.
 
-    Keys: n (tasks), episodes, success (fraction of scored episodes), success_ci (Wilson, 95 %; episodes of one task are
-    counted as independent), pass_at_k {k: mean over tasks}, turns, tokens, searches (means, where reported), status
-    (counts, over all episodes), families {family: {n, success, turns, searches}}, facts {name: mean over the scored
-    episodes}, exploited (fraction of scored episodes that a world's traps caught; None where it has none).
+    Keys: n (tasks), episodes, success (fraction of scored episodes, NaN where the world reports none), success_ci
+    (Wilson, 95 %; episodes of one task are counted as independent), pass_at_k {k: mean over tasks}, turns, tokens,
+    searches (means, where reported), status (counts, over all episodes), families {family: {n, success, turns,
+    searches}}, facts {name: mean over the scored episodes}, exploited (fraction of scored episodes that a world's traps
+    caught; None where it has none).
     """
     scored = [d for task in played for d in task["scored"]]
-    wins = sum(int(d["success"]) for d in scored)
-    per_task = [[d["success"] for d in task["scored"]] for task in played]
+    per_task = [[d["success"] for d in task["scored"] if not math.isnan(d["success"])] for task in played]
+    wins, judged = sum(int(sum(task)) for task in per_task), sum(map(len, per_task))
     k_max = min(map(len, per_task), default=0)
     own = {
         family: [d for task in played if task["family"] == family for d in task["scored"]]
@@ -62,8 +63,8 @@ def summary(played: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "n": len(played),
         "episodes": len(scored),
-        "success": wins / len(scored) if scored else math.nan,
-        "success_ci": wilson(wins, len(scored)),
+        "success": wins / judged if judged else math.nan,
+        "success_ci": wilson(wins, judged),
         "pass_at_k": {k: _mean([pass_at_k(len(s), int(sum(s)), k) for s in per_task]) for k in _powers(k_max)},
         **{name: _mean_of(name, scored) for name in ("turns", "tokens", "searches", "exploited")},
         "status": dict(Counter(status for task in played for status in task["status"])),

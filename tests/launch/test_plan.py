@@ -16,6 +16,7 @@ AT_LEAST_1 = (
     "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk sft.micro_rows "
     "engine.lanes engine.round_tokens "
     "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
+    "rft.rounds rft.tasks rft.per_task rft.steps curriculum.steps hints.steps "
     "rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
@@ -104,6 +105,14 @@ def test_finite(name):
         ({"rl/schedule": "step"}, "wanted constant, cosine or linear"),
         ({"rl/reduce": "fixed"}, "wanted sequence or token"),
         ({"rl/scale": "mad"}, "wanted std or none"),
+        ({"curriculum/name": "random"}, "curriculum.name='random': wanted one of uniform, easy_to_hard, success_band"),
+        ({"curriculum/epsilon": 0.0}, "curriculum.epsilon: got 0.0, wanted more than 0 and at most 1"),
+        ({"curriculum/low": 0.9}, "curriculum.low=0.9, curriculum.high=0.8: wanted 0 <= low <= high <= 1"),
+        ({"curriculum/admit_high": 1.5}, "wanted 0 <= low <= high <= 1"),
+        ({"curriculum/temperature": 0.0}, "curriculum.temperature: got 0.0, wanted more than 0"),
+        ({"curriculum/staleness": 1.5}, "curriculum.staleness: got 1.5, wanted 0 to 1"),
+        ({"curriculum/target": 101.0}, "curriculum.target: got 101.0, wanted 0 to 100"),
+        ({"hints/prob": 2.0}, "hints.prob: got 2.0, wanted 0 to 1"),
         ({"eval/split": "train"}, "wanted validation or test"),
         ({"reward/reach": {"searches": 4.0}}, "reward.reach: got ['searches'], wanted names of reward.terms: ['succ"),
         ({"reward/terms": {"success": "much"}}, "reward.terms.success: got 'much', want a finite number"),

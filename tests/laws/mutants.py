@@ -625,6 +625,74 @@ MUTANTS: tuple[Mutant, ...] = (
         "return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(n)",
         "return np.random.Generator(np.random.Philox(key=np.array([seed, 0], np.uint64))).permutation(n)",
     ),
+    # -- curricula: a draw is a function of what was cut before it; every task comes again; hints are for training alone
+    Mutant(
+        "tests/laws/test_curriculum.py::test_saved_and_restored_at_any_point_it_draws_the_same",
+        "rl/curriculum.py",
+        "value[np.array(changes[0], int)] = changes[1]",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_curriculum.py::test_a_ticket_under_way_keeps_its_task",
+        "rl/curriculum.py",
+        "if ticket not in self._drawn:",
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_curriculum.py::test_the_order_in_which_groups_finish_is_no_matter",
+        "rl/curriculum.py",
+        "told = sorted(Outcome(*each) for each in outcomes)",
+        "told = [Outcome(*each) for each in outcomes]",
+    ),
+    Mutant(
+        "tests/laws/test_curriculum.py::test_all_processes_draw_what_one_would",
+        "rl/loop.py",
+        'observe([each for record in records for each in record["outcomes"]], progress.ticket)',
+        'observe(own["outcomes"], progress.ticket)',
+    ),
+    Mutant(
+        "tests/laws/test_curriculum.py::test_every_task_comes_again",
+        "rl/curriculum.py",
+        "if t < 0 or math.floor(self._epsilon * (t + 1)) > k:",
+        "if t < 0 or self._sampler is None:",
+    ),
+    Mutant(
+        "tests/laws/test_curriculum.py::test_a_hint_is_in_training_prompts_alone",
+        "rl/curriculum.py",
+        'if task.split != "train":',
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_curriculum.py::test_hints_fade",
+        "rl/curriculum.py",
+        "prob = self.prob * max(0.0, 1 - ticket / self.tickets)",
+        "prob = self.prob",
+    ),
+    Mutant(
+        "tests/rl/test_task_samplers.py::test_plr_probabilities",
+        "rl/task_samplers.py",
+        'rank[np.argsort(-np.asarray(scores), kind="stable")] = np.arange(1, len(scores) + 1)',
+        'rank[np.argsort(np.asarray(scores), kind="stable")] = np.arange(1, len(scores) + 1)',
+    ),
+    Mutant(
+        "tests/rl/test_task_samplers.py::test_counts_decay_at_each_group_of_the_task",
+        "rl/task_samplers.py",
+        "return decay * counts[0] + successes, decay * counts[1] + failures",
+        "return decay * (counts[0] + successes), decay * (counts[1] + failures)",
+    ),
+    # -- the arith world: labels are unreachable where they must be, splits are apart
+    Mutant(
+        "tests/envs/test_arith.py::test_without_labels_nothing_holds_one",
+        "envs/arith.py",
+        'data = {"answers": [question.answer]} if self._labels else {}',
+        'data = {"answers": [question.answer]}',
+    ),
+    Mutant(
+        "tests/envs/test_arith.py::test_no_question_is_in_two_splits_however_its_operands_stand",
+        "envs/arith.py",
+        "added = sorted([terms[0], *(t for",
+        "added = list([terms[0], *(t for",
+    ),
     Mutant(
         "tests/laws/test_resume.py::test_stopped_after_k_steps_and_resumed_equals_uninterrupted[1]",
         "launch/runs.py",

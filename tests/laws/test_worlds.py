@@ -19,12 +19,19 @@ from envs.play import play
 def options(name, folder):
     if name == "search":
         return {"data_dir": str(folder), "sizes": {"train": 60, "validation": 20, "test": 20}}
+    if name == "arith":
+        return {"sizes": {"train": 60, "validation": 20, "test": 20}}
     rows = [{"question": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(60)]
     (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {"file": str(folder / "sums.jsonl")}
 
 
-FORMS = [("search", 0), ("search", 1), ("qa", 0)]  # a world, and which of its variants: 1 is under invented names
+FORMS = [
+    ("search", 0),
+    ("search", 1),
+    ("qa", 0),
+    ("arith", 0),
+]  # a world, and which of its variants: 1 is under invented names
 
 
 @pytest.fixture(scope="module", params=FORMS)

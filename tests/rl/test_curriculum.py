@@ -1,11 +1,16 @@
-"""A ticket plays the same task in a resumed run as in an uninterrupted one; another data set is noticed."""
+"""A ticket plays the same task in a resumed run as in an uninterrupted one; another data set is noticed;
+what a group says of its task, and which groups are admitted.
+"""
 
 import dataclasses
+import math
 
 import pytest
 
 from envs.base import Message, Task
-from rl.curriculum import TaskStream, fingerprint, permutation
+from rl.curriculum import Curriculum, TaskStream, address, admits, fingerprint, outcome, permutation
+from rl.task_samplers import learnability
+from rl.types import Status, Trajectory
 
 
 def tasks(n, word="Peru"):
@@ -68,3 +73,61 @@ def test_errors():
         TaskStream([], seed=1)
     with pytest.raises(ValueError, match="got seed 2, want 1 of the saved run"):
         TaskStream(tasks(3), seed=2).load_state_dict(TaskStream(tasks(3), seed=1).state_dict(next_ticket=0))
+
+
+# --- what a group says --------------------------------------------------------------------------------------------
+
+
+def episode(score, *, success=None, status=Status.DONE):
+    facts = {} if success is None else {"success": success}
+    return Trajectory("t", 7, 0, status, (), facts, {} if math.isnan(score) else {"reward": score})
+
+
+def test_the_outcome_of_a_group():
+    group = [episode(1.2, success=True), episode(0.2, success=False), episode(0.2, success=True), episode(math.nan)]
+    got = outcome(7, 3, group)
+    assert got[:3] == (7, 3, 3)
+    # mean reward 1.6/3 = .5333; |.6667| + .3333 + .3333 over 3
+    assert got[3:] == pytest.approx((2 / 3, 1.6 / 3, 4 / 9))
+    assert all(map(math.isnan, outcome(7, 3, [episode(math.nan)])[3:]))
+
+
+def test_where_no_success_is_reported_reward_stands_for_it():
+    cut = episode(0.4, status=Status.TOKEN_LIMIT)  # a limit is failure
+    assert outcome(0, 0, [episode(1.2), episode(0.5), episode(-1.0), cut]).success == pytest.approx(1.5 / 4)
+
+
+@pytest.mark.parametrize(
+    ("successes", "low", "high", "want"),
+    [(0, 0, 1, True), (0, 0.2, 0.8, False), (1, 0.2, 0.8, False), (2, 0.2, 0.8, True), (6, 0.2, 0.8, True),
+     (7, 0.2, 0.8, False), (1, 1 / 16, 15 / 16, True), (8, 1 / 16, 15 / 16, False)],
+)  # fmt: skip
+def test_groups_are_admitted_by_their_success_rate(successes, low, high, want):
+    group = [episode(float(i < successes), success=i < successes) for i in range(8)]
+    assert admits(group, low, high) is want
+
+
+def test_a_group_that_was_not_judged_is_admitted_as_it_was():
+    assert admits([episode(math.nan)], 0.2, 0.8)
+
+
+def test_a_curriculum_without_a_share_for_all_tasks_is_refused():
+    with pytest.raises(ValueError, match="got epsilon 0, want more than 0"):
+        Curriculum(TaskStream(tasks(3), seed=1), learnability(3, decay=1.0), epsilon=0)
+
+
+def test_another_data_set_begins_as_from_nothing():
+    old = Curriculum(TaskStream(tasks(7), seed=1), learnability(7, decay=1.0), epsilon=0.5)
+    told = [old.outcome(t, [episode(1.0, success=True)]) for t in range(9) if old.draw(t)]
+    old.observe(told, 9)
+    new = Curriculum(TaskStream(tasks(5), seed=1), learnability(5, decay=1.0), epsilon=0.5)
+    with pytest.warns(UserWarning, match="the saved run drew from 7 tasks"):
+        new.load_state_dict(old.state_dict(next_ticket=9))
+    fresh = Curriculum(TaskStream(tasks(5), seed=1), learnability(5, decay=1.0), epsilon=0.5)
+    stream = [[c.draw(base + t).task_id for t in range(1, 20, 2)] for c, base in ((new, 9), (fresh, 0))]
+    assert stream[0] == stream[1]
+
+
+def test_the_numbers_of_a_ticket_are_pinned():
+    assert [round(address(3, ticket, 1), 6) for ticket in (0, 1)] == [0.88042, 0.183823]
+    assert len({address(s, t, p) for s in (0, 1) for t in (0, 1) for p in (1, 2)}) == 8

@@ -181,7 +181,8 @@ def run(pool, progress=None, **options):
         return {"sampled": 0.5}
 
     kwargs = {
-        "draw": draw, "terms": TERMS, "pack": pack, "log": log, "evaluate": evaluate,
+        "draw": draw, "outcome": lambda ticket, trajectories: ticket, "observe": lambda outcomes, next_ticket: None,
+        "admit": lambda trajectories: True, "terms": TERMS, "pack": pack, "log": log, "evaluate": evaluate,
         "publish": lambda params, version: events.append(("publish", version)),
         "keep_episodes": lambda step, kept: events.append(("keep", step, [(t.ticket, t.member) for t in kept])),
         "save": lambda state, progress, score: events.append(("save", progress.step, score)),

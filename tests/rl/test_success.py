@@ -104,3 +104,11 @@ def test_summary_of_nothing_scored_claims_nothing():
     s = summarise([(task, [trajectory(task, 0, True, status=Status.ENV_ERROR)])])
     assert s["episodes"] == 0 and math.isnan(s["success"]) and s["pass_at_k"] == {} and s["turns"] is None
     assert summarise([])["n"] == 0
+
+
+def test_where_the_world_reports_no_success_there_is_none_to_give():
+    facts = {"answer": "82", "well_formed": True}
+    unlabelled = Trajectory("t", 0, 0, Status.DONE, (), facts, {"majority": 1.0})
+    got = summarise([(Task("t", "sum1", "train", 0, (), {}), [unlabelled, unlabelled])])
+    assert math.isnan(got["success"]) and got["facts"]["well_formed"] == 1 and got["pass_at_k"] == {}
+    assert got["families"]["sum1"]["success"] is None and got["facts"]["reward"] == 1

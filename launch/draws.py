@@ -1,0 +1,59 @@
+"""From a plan to what a ticket plays: the curriculum, its sampler, and hints."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from envs.base import Task, World
+from launch.plan import Plan
+from rl import task_samplers
+from rl.curriculum import Curriculum, Hints, TaskStream
+
+
+def build_curriculum(plan: Plan, tasks: Sequence[Task]) -> Curriculum:
+    """The plan's way through `tasks`; one that goes by difficulty reads each of them once.
+
+    Errors (ValueError): the tasks do not differ in difficulty, where that is what counts.
+    """
+    c, n = plan.curriculum, len(tasks)
+    stream = TaskStream(tasks, plan.seed)
+
+    def difficulty() -> np.ndarray:
+        found = np.array([task.difficulty for task in tasks])
+        if found.min() == found.max():
+            raise ValueError(
+                f"curriculum.name={c.name!r}: all {n} tasks of the world {plan.world!r} have difficulty {found[0]:g}; "
+                "want several, or another curriculum"
+            )
+        return found
+
+    samplers = {
+        "uniform": lambda: None,
+        "easy_to_hard": lambda: task_samplers.easy_to_hard(
+            difficulty(),
+            start_frac=c.start_frac,
+            tickets=max(1, round((1 - c.epsilon) * c.steps * plan.rl.groups_per_batch)),
+        ),
+        "success_band": lambda: task_samplers.success_band(n, low=c.low, high=c.high, decay=c.decay),
+        "learnability": lambda: task_samplers.learnability(n, decay=c.decay),
+        "adarft": lambda: task_samplers.adarft(
+            difficulty(), target=c.target, step=c.step, sensitivity=c.sensitivity, wanted=c.wanted, seed=plan.seed
+        ),
+        "plr": lambda: task_samplers.plr(n, temperature=c.temperature, staleness=c.staleness, replay=c.replay),
+    }
+    return Curriculum(stream, samplers[c.name](), epsilon=c.epsilon)
+
+
+def build_draw(plan: Plan, world: World, curriculum: Curriculum) -> Callable[[int], Task]:
+    """ticket -> task as the policy is asked: the curriculum's, with a hint now and then. Errors: as `check_hints`."""
+    check_hints(plan, world)
+    if not plan.hints.prob:
+        return curriculum.draw
+    hints = Hints(world.hint, plan.hints.prob, plan.hints.steps * plan.rl.groups_per_batch, plan.seed)
+    return lambda ticket: hints.add(curriculum.draw(ticket), ticket)
+
+
+def check_hints(plan: Plan, world: World) -> None:
+    """Errors (ValueError): hints are wanted of a world that has none."""
+    if plan.hints.prob and world.hint is None:
+        raise ValueError(f"hints.prob={plan.hints.prob}: the world {world.name!r} has no hints; set it to 0")

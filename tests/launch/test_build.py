@@ -43,8 +43,11 @@ def test_what_is_right_passes(search, questions):
         ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
         (
             {"reward_terms": {"success": 1.0, "exact_macth": 0.1}, "reward_reach": {"exact_macth": 1.0}},
-            r"reward.terms: got \['exact_macth'\], which the world 'search' does not report",
+            r"reward.terms.exact_macth: reads \['exact_macth'\], which the world 'search' does not report",
         ),
+        ({"reward_terms": {"success": 1.0, "majority": 0.3}}, "reads \\['answer'\\], which the world"),
+        ({"reward_terms": {"success": 1.0, "soft_overlong": 0.3}}, "reward.options.soft_overlong: .*missing"),
+        ({"reward_leader": "majority"}, "'majority' among them"),
         ({"tokenizer_path": "nowhere"}, "nowhere"),
         ({"lora": Lora(129, 16.0)}, "lora.rank: got 129, want at most 128, the smaller side of wq"),
     ],

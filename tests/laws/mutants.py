@@ -1130,8 +1130,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_build.py::test_what_is_wrong_is_named",
         "launch/build.py",
-        "check_facts(plan, world)\n    if codec",
-        "if codec",
+        "check_facts(plan, world, build_terms(plan))",
+        "build_terms(plan)",
     ),
     # -- tool calls: what is not exactly a call is never run
     Mutant(

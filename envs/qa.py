@@ -24,8 +24,8 @@ class QaEnv:
     """One question, one turn.
 
     Facts: success, exact_match (bool), f1, score in [0, 1], malformed (1: there was no answer to judge), answer (str or
-    None), well_formed ([bool]: one think block, then the answer and nothing else). Without a judge, score is exact_match. A judge that raises or gives anything but a number in [0, 1] is an
-    EnvError.
+    None), well_formed ([bool]: one think block, then the answer and nothing else). Without a judge, score is
+    exact_match. A judge that raises or gives anything but a number in [0, 1] is an EnvError.
     """
 
     def __init__(self, *, tagged: bool = True, judge: Judge | None = None) -> None:

@@ -91,8 +91,9 @@ def train(
     """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
     place.
 
-    `groups_per_batch` is of all processes together. `filter_overlong`: see `without_overlong`. A failed *episode* is data; whatever a thread, the fault budget or
-    the device raises ends the loop, in every process.
+    `groups_per_batch` is of all processes together. With `filter_overlong` what a limit cut is compared with and not
+    trained on (`without_overlong`). A failed *episode* is data; whatever a thread, the fault budget or the device
+    raises ends the loop, in every process.
     """
     last, skipped = progress.step >= steps, 0
     while not last:

@@ -63,9 +63,9 @@ class SearchEnv:
     Facts, at every step: success, exact_match, gold_retrieved (bool); f1, evidence_frac in [0, 1] (NaN: the task names
     no evidence); searches, opens, malformed, empty_results, tool_errors, recovered, repeated (counts); answer (str or
     None); well_formed (a bool for each turn: one think block, one action, white space alone around them); milestones
-    ({name: the turn from 0 that reached it, or None}: a search found something, a gold answer was shown, the task's whole
-    chain was). `recovered` counts searches that found something right after one that failed or found nothing. The world ends
-    only with an answer; the rollout worker enforces `spec.max_turns`.
+    ({name: the turn from 0 that reached it, or None}: a search "found" something, a "gold" answer was shown, all the
+    "evidence" was). `recovered` counts searches that found something right after one that failed or found nothing. The
+    world ends only with an answer; the rollout worker enforces `spec.max_turns`.
 
     Args:
         retrievers: by split of the task.

@@ -35,7 +35,7 @@ def reward_accuracy(answers: Sequence[str | None], correct: Sequence[bool]) -> f
 
 
 def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> float:
-    """Accuracy of the majority of k samples: mean over the ⌊n/k⌋ runs of k samples in order. Errors: not 1 <= k <= n."""
+    """Accuracy of the majority of k samples: mean over the n // k runs of k samples in order. Errors: k not in 1..n."""
     if not 1 <= k <= len(answers):
         raise ValueError(f"maj_at_k: got k={k} of n={len(answers)} samples, want 1 <= k <= n")
     starts = range(0, len(answers) - k + 1, k)

@@ -10,6 +10,7 @@ from functools import partial
 
 from envs.answers import normalize
 from rl.rewards.compose import RewardTerm
+from rl.rewards.outcome import read_fact
 from rl.types import Status, Trajectory
 
 
@@ -36,7 +37,7 @@ def agreement(group: Sequence[Trajectory], *, train_first: int = 0) -> list[floa
 
 def answer_of(trajectory: Trajectory) -> str | None:
     """The normalised answer; None where there is none, it is blank, or the episode did not end by itself."""
-    answer = trajectory.facts["answer"] if trajectory.status is Status.DONE else None
+    answer = read_fact(trajectory, "answer") if trajectory.status is Status.DONE else None
     return None if answer is None else normalize(str(answer)) or None
 
 

@@ -1,4 +1,4 @@
-"""Laws of every reward term: it stays within its reach, shaping never turns an outcome round, and a vote reads no gold."""
+"""Laws of every reward term: it stays within its reach, shaping turns no outcome round, a vote reads no gold."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ from rl.types import Status, Trajectory
 from tests.rl.test_reward_terms import episode
 
 SCORED = [status for status in Status if status.scored]
-TURNS = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=0, max_size=5)
+TURNS = st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=3)
 ANSWERS = st.sampled_from([None, "", " ", "a", "A.", "the b", "unknown", "I don't know"])
 
 OPTIONS = {
@@ -41,8 +41,8 @@ OPTIONS = {
 
 
 @st.composite
-def groups(draw, size=st.integers(1, 6)):
-    return [draw(episodes(member)) for member in range(draw(size))]
+def groups(draw, least=1):
+    return [draw(episodes(member)) for member in range(draw(st.integers(least, 4)))]
 
 
 @st.composite
@@ -75,10 +75,10 @@ def test_every_named_term_is_in_these_laws():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_no_term_goes_beyond_its_reach(name, data):
-    """max - min of a term over any two groups is at most its reach."""
+    """max - min of a term over any two groups is at most its reach (groups of one to four episodes)."""
     options = data.draw(OPTIONS[name])
     (term,) = make_terms({name: 1.0}, {}, {name: options}, leader=name)
     found = []
@@ -129,7 +129,10 @@ class Sealed(dict):
     def _refuse(self, *_):
         raise AssertionError("the vote looked around in the facts")
 
-    get = items = keys = values = __iter__ = __contains__ = _refuse
+    get = items = keys = values = __iter__ = _refuse
+
+    def __contains__(self, name):
+        return name == "answer" or self._refuse()
 
 
 @settings(deadline=None)
@@ -147,8 +150,8 @@ def test_a_vote_reads_no_gold(answers, gold, other):
     assert majority_term(1.0).reads == ("answer",)
 
 
-@settings(max_examples=60, deadline=None)
-@given(played=groups(st.integers(2, 6)))
+@settings(max_examples=30, deadline=None)
+@given(played=groups(2))
 def test_filtering_the_overlong_leaves_the_others_what_they_had(played):
     """What was cut is in the baseline: the advantages of the others are those of the whole group, and finite."""
     scored = score_group(make_terms({"success": 1.0}, {}), played)

@@ -118,6 +118,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.reduce = "sequence"  # the loss: mean over episodes of their token means; or "token": over all tokens alike
     c.rl.scale = "std"  # group advantage: "std" or "none"
     c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
+    c.rl.filter_overlong = False  # DAPO's: an episode cut by a token or turn limit is in its group, but adds no loss
     c.rl.save_every = 25
 
     c.curriculum = ml_collections.ConfigDict()
@@ -145,8 +146,10 @@ def defaults() -> ml_collections.ConfigDict:
     c.hints.steps = 50  # batches, after which no prompt has one
 
     c.reward = ml_collections.ConfigDict()
-    c.reward.terms = ml_collections.ConfigDict({"success": 1.0})  # fact or term name -> weight
-    c.reward.reach = ml_collections.ConfigDict()  # of a term that is a count: the largest difference it can make
+    c.reward.terms = ml_collections.ConfigDict({"success": 1.0})  # term (rl/rewards/terms.py) or fact -> weight
+    c.reward.reach = ml_collections.ConfigDict()  # of a fact that is a count: the largest difference it can make
+    c.reward.options = ml_collections.ConfigDict()  # of a term, by its name: c.reward.options.repetition = {"ngram": 4}
+    c.reward.leader = "success"  # the term that is the outcome: the others may move it by max_shaping at most
     c.reward.max_shaping = 0.3
 
     c.eval = ml_collections.ConfigDict()

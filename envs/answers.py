@@ -141,6 +141,15 @@ def last_answer(text: str) -> str | None:
     return None if depth and nested else last
 
 
+_THINK = re.compile(r"\s*<think>(?:(?!<think>).)*?</think>\s*(.*)", re.DOTALL)
+
+
+def after_thinking(text: str) -> str | None:
+    """What follows the one think block with which a turn begins, white space stripped; None if it does not begin so."""
+    begun = _THINK.fullmatch(text)
+    return None if begun is None else begun.group(1).rstrip()
+
+
 _NAMES = (
     "think|thinking|search|information|answer|open|system|user|assistant|tool|tools|tool_call|tool_response|tool_calls|"
     "function|observation|s|unk|pad|bos|eos|mask|image|start_of_turn|end_of_turn|im_start|im_end|sys"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from envs import dataset, foreign
-from envs.answers import escape_tags, exact_match, f1, last_answer
+from envs.answers import after_thinking, escape_tags, exact_match, f1, last_answer
 from envs.base import EnvError, EnvSpec, Message, Observation, ScriptedPolicy, Step, Task, World
 
 _STOP = "</answer>"
@@ -24,8 +24,8 @@ class QaEnv:
     """One question, one turn.
 
     Facts: success, exact_match (bool), f1, score in [0, 1], malformed (1: there was no answer to judge), answer (str or
-    None). Without a judge, score is exact_match. A judge that raises or gives anything but a number in [0, 1] is an
-    EnvError.
+    None), well_formed ([bool]: one think block, then the answer and nothing else). Without a judge, score is
+    exact_match. A judge that raises or gives anything but a number in [0, 1] is an EnvError.
     """
 
     def __init__(self, *, tagged: bool = True, judge: Judge | None = None) -> None:
@@ -57,8 +57,15 @@ class QaEnv:
             "score": score,
             "malformed": int(answer is None),
             "answer": answer,
+            "well_formed": [answer is not None and self._in_order(head + stop)],
         }
         return Step(Observation(""), True, facts)
+
+    def _in_order(self, text: str) -> bool:
+        said = after_thinking(text)
+        if not self._tagged or said is None:
+            return bool(said)
+        return said.startswith("<answer>") and said.count("<answer>") == said.count(_STOP) == 1
 
     def _score(self, answer: str | None) -> float:
         answers = self._task.data["answers"]

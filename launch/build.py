@@ -28,8 +28,8 @@ from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
 from rl.metrics.success import measured, summary
-from rl.rewards import outcome
 from rl.rewards.compose import RewardTerm
+from rl.rewards.terms import make_terms
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
@@ -58,18 +58,17 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept
         choose_tasks(world, "test", plan.eval.final_n, plan.seed)
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
-    build_terms(plan)
     draws.build_curriculum(plan, world.tasks("train"))
     draws.check_hints(plan, world)
-    check_facts(plan, world)
+    check_facts(plan, world, build_terms(plan))
     if codec is not None:
         check_rows(plan, codec, world)
     if plan.eval.constrain_tools:
         constraints.want_tools(env_spec(world))
 
 
-def check_facts(plan: Plan, world: World) -> None:
-    """That there is a training task, and that the world reports every fact that the reward names, by one episode of its
+def check_facts(plan: Plan, world: World, terms: Sequence[RewardTerm]) -> None:
+    """That there is a training task, and that the world reports every fact that the terms read, by one episode of its
     no-op, where it has one.
 
     A misspelt term would be found after the warm start, or, where every episode meets a limit, never: it would be 0.
@@ -80,11 +79,13 @@ def check_facts(plan: Plan, world: World) -> None:
         facts = play(env, task, world.policies["noop"](task))[1] if "noop" in world.policies else None
     finally:
         env.close()
-    absent = [] if facts is None else sorted(plan.reward_terms.keys() - facts.keys() - {"success"})
-    if absent:
-        raise ValueError(
-            f"reward.terms: got {absent}, which the world {world.name!r} does not report; want of {sorted(facts)}"
-        )
+    for term in terms:
+        absent = [] if facts is None else sorted({*term.reads} - facts.keys() - {"success"})
+        if absent:
+            raise ValueError(
+                f"reward.terms.{term.name}: reads {absent}, which the world {world.name!r} does not report; want of "
+                f"{sorted(facts)}"
+            )
 
 
 def is_one_row(codec: Codec) -> bool:
@@ -292,9 +293,16 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **op
     )
 
 
-def build_terms(plan: Plan) -> list[RewardTerm]:
-    """Reward terms by name. Errors (ValueError): the outcome does not lead, or a count has no stated reach."""
-    return outcome.terms(plan.reward_terms, plan.reward_reach, max_shaping=plan.max_shaping)
+def build_terms(plan: Plan, view: Callable[[Sequence[int]], str] | None = None) -> list[RewardTerm]:
+    """Reward terms by name; `view` for those that read text. Errors (ValueError): as `make_terms`."""
+    return make_terms(
+        plan.reward_terms,
+        plan.reward_reach,
+        plan.reward_options,
+        leader=plan.reward_leader,
+        max_shaping=plan.max_shaping,
+        view=view,
+    )
 
 
 def build_packer(

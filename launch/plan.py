@@ -91,6 +91,7 @@ class RlPlan:
     reduce: str
     scale: str
     drop_equal_groups: bool
+    filter_overlong: bool
     save_every: int
 
 
@@ -152,8 +153,10 @@ class Plan:
     rl: RlPlan
     curriculum: CurriculumPlan
     hints: HintsPlan
-    reward_terms: Mapping[str, float]  # "success" or a fact -> weight
-    reward_reach: Mapping[str, float]  # of a term that is a count: the largest difference it can make
+    reward_terms: Mapping[str, float]  # a term of rl/rewards/terms.py or a fact -> weight
+    reward_reach: Mapping[str, float]  # of a fact that is a count: the largest difference it can make
+    reward_options: Mapping[str, Mapping[str, Any]]  # of terms, by name
+    reward_leader: str  # the term that is the outcome
     max_shaping: float
     eval: EvalPlan
 
@@ -183,6 +186,8 @@ def make_plan(config) -> Plan:
         hints=read.into(HintsPlan, "hints"),
         reward_terms=_numbers(read, "reward.terms"),
         reward_reach=_numbers(read, "reward.reach"),
+        reward_options=_options(read, "reward.options"),
+        reward_leader=read.typed("reward.leader", str),
         max_shaping=read.typed("reward.max_shaping", float),
         eval=read.into(EvalPlan, "eval"),
     )
@@ -261,6 +266,14 @@ def _contexts(read: ReadTracker) -> tuple[int, ...]:
 def _numbers(read: ReadTracker, key: str) -> dict[str, float]:
     """A section of name -> number whose names are free."""
     return {name: read.typed(f"{key}.{name}", float) for name in read.section(key)}
+
+
+def _options(read: ReadTracker, key: str) -> dict[str, dict[str, Any]]:
+    """A section of name -> section of options, whose names are free."""
+    tree = read.section(key)
+    for name, options in tree.items():
+        _refuse(not isinstance(options, dict), f"{key}.{name}: got {options!r}, wanted a section of options")
+    return tree
 
 
 def _refuse(wrong: bool, message: str) -> None:
@@ -429,7 +442,7 @@ def _check_curriculum(plan: Plan) -> None:
 
 
 def _check_rest(plan: Plan) -> None:
-    """Evaluation; the tokenizer; of the reward, what its terms do not see (rl.rewards.outcome.terms checks those)."""
+    """Evaluation; the tokenizer; of the reward, what its terms do not see (rl.rewards.terms checks those)."""
     _refuse(
         bool(plan.model_path and plan.tokenizer_path),
         f"tokenizer.path={plan.tokenizer_path!r} with model.path={plan.model_path!r}: the tokenizer comes from there; "

@@ -2,6 +2,7 @@
 
 python -m launch.report --collect=runs/quickstart/seed0 [--collect=...]    adds or replaces their lines
 python -m launch.report                                                     writes the README's tables again
+python -m launch.report rescore --workdir=D --rewards=success=1,f1=0.2      another reward for D's episodes (rescore.py)
 """
 
 import json
@@ -130,7 +131,28 @@ def with_tables(readme: str, text: str) -> str:
     return f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}"
 
 
-def main(_) -> None:
+def rescored() -> None:
+    """Prints what another reward would have said, and writes it by episode."""
+    from launch import rescore  # starts jax
+
+    given = flags.FLAGS
+    with cli.validating():
+        workdir = Path(cli.want_workdir(given.workdir))
+        how = {"reach": given.reach, "options": given.option, "leader": given.leader}
+        terms = rescore.terms_of(workdir, given.rewards, **how)
+        records = rescore.rescore(workdir, terms, scale=config_of(workdir)["rl"]["scale"])
+    out = Path(given.out) if given.out else workdir / "rescored.jsonl"
+    rescore.write(records, out)
+    print(rescore.tell(rescore.summary(records)))
+    print(out)
+
+
+def main(argv: Sequence[str]) -> None:
+    if argv[1:] == ["rescore"]:
+        rescored()
+        return
+    if argv[1:]:
+        raise cli.ConfigError(f"got {argv[1:]}, want rescore, or flags only")
     by_file: dict[Path, list[Path]] = {}
     with cli.validating():
         for folder in map(Path, flags.FLAGS.collect):
@@ -144,4 +166,11 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_multi_string("collect", [], "Folder of launch.quickstart whose result to add; may be repeated")
-    cli.run(main)
+    cli.define_workdir()
+    flags.DEFINE_string("rewards", "", "rescore: name=weight[,name=weight], terms of rl/rewards/terms.py or facts")
+    flags.DEFINE_string("reach", "", "rescore: name=number[,...], the largest value of a fact that is a count")
+    flags.DEFINE_multi_string("option", [], "rescore: NAME.KEY=JSON, an option of a term; may be repeated")
+    flags.DEFINE_string("leader", "", "rescore: the term that is the outcome (default: the run's)")
+    flags.DEFINE_string("out", "", "rescore: file to write (default: D/rescored.jsonl)")
+    flags.FLAGS.set_gnu_getopt(True)  # flags may follow the word
+    cli.run(main, positional=True)

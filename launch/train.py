@@ -48,7 +48,7 @@ def run(
         world = build.build_world(plan)
         codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
-        terms = build.build_terms(plan)
+        terms = build.build_terms(plan, codec.view)
         pack = build.build_packer(plan, codec, world, hosts)
         curriculum = draws.build_curriculum(plan, world.tasks("train"))
         draw = draws.build_draw(plan, world, curriculum)
@@ -124,6 +124,7 @@ def run(
             group_size=plan.rl.group_size,
             scale=plan.rl.scale,
             drop_equal_groups=plan.rl.drop_equal_groups,
+            filter_overlong=plan.rl.filter_overlong,
             eval_every=plan.eval.every,
             save_every=plan.rl.save_every,
             stop=lambda: stop() or bool(stop_at_step and progress.step >= stop_at_step),

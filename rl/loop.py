@@ -20,8 +20,10 @@ from envs.base import Task
 from rl import advantages
 from rl.hosts import ALONE, Hosts, total
 from rl.learner import Learner, TrainState, skipped_in_a_row
-from rl.metrics.episodes import episode_means
+from rl.metrics.episodes import episode_means, term_means
+from rl.metrics.majority import majority_means
 from rl.rewards.compose import RewardTerm, reward, score_group
+from rl.rewards.shaping import without_overlong
 from rl.rollout.pool import Group, Pool
 from rl.rollout.staleness import StalenessGate
 from rl.types import Mean, Trajectory
@@ -83,6 +85,7 @@ def train(
     group_size: int,
     scale: str,
     drop_equal_groups: bool,
+    filter_overlong: bool = False,
     eval_every: int,
     save_every: int,
     stop: Callable[[], bool] = lambda: False,
@@ -93,8 +96,9 @@ def train(
 
     `groups_per_batch` is of all processes together. `outcome(ticket, trajectories)` is what a group, admitted or
     refused, tells the curriculum; `observe` takes what all processes' groups told, before the next batch is drawn.
-    `admit` may refuse a scored group. A failed *episode* is data; whatever a thread, the fault budget or
-    the device raises ends the loop, in every process.
+    `admit` may refuse a scored group. With `filter_overlong` what a limit cut is compared with and not trained on
+    (`without_overlong`). A failed *episode* is data; whatever a thread, the fault budget or the device raises ends the
+    loop, in every process.
     """
     last, skipped = progress.step >= steps, 0
     while not last:
@@ -114,7 +118,7 @@ def train(
             credit = advantages.group_relative(np.array(rewards), np.array(tickets), scale=scale)
             place = [(t.ticket, t.member) for t in episodes]
             batch, packing = pack(
-                episodes,
+                without_overlong(episodes) if filter_overlong else episodes,
                 dict(zip(place, credit, strict=True)),
                 dict(zip(place, rewards, strict=True)),
                 version=progress.version,
@@ -123,7 +127,7 @@ def train(
             own = {
                 "drawn": [group.ticket for group in everything],
                 "outcomes": [outcome(group.ticket, group.trajectories) for group in everything],
-                "rolled": group_means(everything),
+                "rolled": group_means(everything, terms),
                 "packed": packing_means(packing),
             }
             clock.mark("batch")
@@ -218,10 +222,17 @@ def is_equal(group: Group) -> bool:
     return not rewards or max(rewards) == min(rewards)
 
 
-def group_means(groups: Sequence[Group]) -> dict[str, Mean]:
-    """What the episodes of all groups were like, refused ones included, and how many groups could teach nothing."""
+def group_means(groups: Sequence[Group], terms: Sequence[RewardTerm]) -> dict[str, Mean]:
+    """What the episodes of all groups were like, refused ones included, what each term gave them, and how many groups
+    could teach nothing.
+    """
     families = {group.task.task_id: group.task.family for group in groups}
-    return episode_means([t for group in groups for t in group.trajectories], families=families) | {
+    episodes = [t for group in groups for t in group.trajectories]
+    voted = majority_means([g.trajectories for g in groups]) if any(term.name == "majority" for term in terms) else {}
+    return {
+        **episode_means(episodes, families=families),
+        **term_means(terms, episodes),
+        **voted,
         "batch/equal_groups_frac": Mean(sum(map(is_equal, groups)), len(groups)),
         "batch/difficulty": Mean(sum(group.task.difficulty for group in groups), len(groups)),
         "batch/hinted_frac": Mean(sum("hint" in group.task.data for group in groups), len(groups)),

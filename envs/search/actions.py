@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from envs import tool_calls
+from envs.answers import after_thinking
 
 STOP = ("</search>", "</open>", "</answer>")
 FORMS = "<search> query </search>, <open> document number </open> or <answer> text </answer>"
@@ -94,8 +95,7 @@ def document_number(argument: str) -> int | None:
 
 def parse_call(text: str) -> Action:
     """The one action of a turn that is a JSON tool call (envs/tool_calls.py). Raises `Malformed`, as `parse` does."""
-    at = text.find(tool_calls.CLOSE)
-    text = text if at < 0 else text[: at + len(tool_calls.CLOSE)]
+    text = _cut_call(text)
     _want_unforged(text)
     calls = tool_calls.parse(text, TOOLS).calls
     if len(calls) != 1:
@@ -107,6 +107,22 @@ def parse_call(text: str) -> Action:
     if not argument:
         raise Malformed(f"{name} is empty")
     return Action(name, argument)
+
+
+def _cut_call(text: str) -> str:
+    at = text.find(tool_calls.CLOSE)
+    return text if at < 0 else text[: at + len(tool_calls.CLOSE)]
+
+
+def in_order(text: str) -> bool:
+    """Whether a turn that parses is one think block, then its action, with white space alone around them."""
+    action = after_thinking(cut(text))
+    return action is not None and _ACTION.fullmatch(action) is not None
+
+
+def call_in_order(text: str) -> bool:
+    """`in_order` of a turn that `parse_call` reads."""
+    return after_thinking(tool_calls.parse(_cut_call(text), TOOLS).text) == ""
 
 
 def as_calls(text: str) -> str:
@@ -122,9 +138,12 @@ def as_calls(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """How a policy acts: how a turn is read, what ends it, what a malformed one is told to write, and the tools."""
+    """How a policy acts: how a turn is read, whether it has the form it was told, what ends it, what a malformed one is
+    told to write, and the tools.
+    """
 
     parse: Callable[[str], Action]
+    in_order: Callable[[str], bool]
     stop: tuple[str, ...]
     forms: str
     tools: tuple[Mapping[str, Any], ...]
@@ -132,7 +151,7 @@ class Protocol:
 
 PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
     {
-        "tags": Protocol(parse, STOP, FORMS, ()),
-        "json": Protocol(parse_call, CALL_STOP, CALL_FORMS, TOOLS),
+        "tags": Protocol(parse, in_order, STOP, FORMS, ()),
+        "json": Protocol(parse_call, call_in_order, CALL_STOP, CALL_FORMS, TOOLS),
     }
 )

@@ -21,6 +21,7 @@ from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, Tanti
 from envs.search.scripted import read_fields
 from envs.search.splits import SPLITS, visible
 
+_MILESTONES = ("found", "gold", "evidence")
 _FAILED = {"error": "The search engine failed. Try again.", "timeout": "The search timed out. Try again."}
 
 
@@ -35,6 +36,8 @@ class _Episode:
     queries: list[str] = dataclasses.field(default_factory=list)  # normalised, in order
     evidence: list[int] = dataclasses.field(default_factory=list)  # chain links whose passage was shown
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)  # real name -> invented; empty in the real world
+    well_formed: list[bool] = dataclasses.field(default_factory=list)  # of each turn
+    milestones: dict[str, int | None] = dataclasses.field(default_factory=lambda: dict.fromkeys(_MILESTONES))
     calls: int = 0  # of the retriever: they address its flakiness
     failed_before: bool = False  # the last search gave nothing or an error
     done: bool = False
@@ -59,8 +62,10 @@ class SearchEnv:
 
     Facts, at every step: success, exact_match, gold_retrieved (bool); f1, evidence_frac in [0, 1] (NaN: the task names
     no evidence); searches, opens, malformed, empty_results, tool_errors, recovered, repeated (counts); answer (str or
-    None). `recovered` counts searches that found something right after one that failed or found nothing. The world ends
-    only with an answer; the rollout worker enforces `spec.max_turns`.
+    None); well_formed (a bool for each turn: one think block, one action, white space alone around them); milestones
+    ({name: the turn from 0 that reached it, or None}: a search "found" something, a "gold" answer was shown, all the
+    "evidence" was). `recovered` counts searches that found something right after one that failed or found nothing. The
+    world ends only with an answer; the rollout worker enforces `spec.max_turns`.
 
     Args:
         retrievers: by split of the task.
@@ -124,7 +129,9 @@ class SearchEnv:
             parsed = self._protocol.parse(action)
         except Malformed as wrong:
             episode.malformed += 1
+            episode.well_formed.append(False)
             return self._report(f"Malformed: {wrong}. Write {self._protocol.forms}.")
+        episode.well_formed.append(self._protocol.in_order(action))
         if parsed.kind == "answer":
             golds = episode.task["data"]["answers"]
             episode.answer, episode.done = parsed.argument, True
@@ -202,6 +209,10 @@ class SearchEnv:
     def _report(self, text: str) -> Step:
         episode = self._running()
         chain = episode.task["data"].get("chain", ())
+        whole = 0 < len(chain) == len(episode.evidence)
+        for name, reached in zip(_MILESTONES, (episode.docs, episode.gold_retrieved, whole), strict=True):
+            if reached and episode.milestones[name] is None:
+                episode.milestones[name] = len(episode.well_formed) - 1
         facts = {
             "success": episode.exact_match,
             "exact_match": episode.exact_match,
@@ -209,6 +220,8 @@ class SearchEnv:
             "gold_retrieved": episode.gold_retrieved,
             "evidence_frac": len(episode.evidence) / len(chain) if chain else float("nan"),
             "answer": episode.answer,
+            "well_formed": list(episode.well_formed),
+            "milestones": dict(episode.milestones),
             **{name: getattr(episode, name) for name in _COUNTED},
         }
         return Step(Observation(text), episode.done, facts)

@@ -11,6 +11,15 @@
 | `status/{status}` | all episodes | how episodes end |
 | `reward_by_status/{status}` | judged episodes | reward by how they end |
 | `family/{family}/{success,reward,turns,searches}` | as above | apart by kind of task |
+
+Of each reward term (`term_means`):
+
+| name | over | meaning |
+|---|---|---|
+| `reward/{term}/raw` | episodes that it judged | the term's own value |
+| `reward/{term}/weighted` | episodes that it judged | its part in the reward |
+| `reward/{term}/not_judged_frac` | scored episodes | NaN: the episode is in no batch |
+| `reward/{term}/{count}` | - | of a term that asks somebody: calls, failures, ..., since the start of this process |
 """
 
 import math
@@ -19,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rl.rewards.compose import reward
+from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.types import Mean, Status, Trajectory
 
@@ -55,6 +64,21 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
             for name in (n for n in BY_FAMILY if n in names):
                 own = (d[name] for t, d in described if families.get(t.task_id) == family and name in d)
                 add(f"family/{family}/{name}", own)
+    return out
+
+
+def term_means(terms: Sequence[RewardTerm], episodes: Sequence[Trajectory]) -> dict[str, Mean]:
+    """What each term gave, over all that was scored with `terms`; the second table at the top of this file."""
+    out: dict[str, Mean] = {}
+    for term in terms:
+        given = [t.scores[term.name] for t in episodes if t.status.scored]
+        known = [score for score in given if not math.isnan(score)]
+        total = math.fsum(known)
+        out[f"reward/{term.name}/raw"] = Mean(total / term.weight, len(known)) if term.weight else Mean(0.0, 0)
+        out[f"reward/{term.name}/weighted"] = Mean(total, len(known))
+        out[f"reward/{term.name}/not_judged_frac"] = Mean(len(given) - len(known), len(given))
+        counts = term.stats() if term.stats is not None else {}
+        out |= {f"reward/{term.name}/{name}": Mean(count, 1) for name, count in counts.items()}
     return out
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl.types import Trajectory
@@ -14,7 +14,10 @@ class RewardTerm:
 
     `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, whose sum is the score;
     "group": list of the group's scored trajectories -> one float each. NaN means "could not judge", which is never
-    silently 0. `reach` is the largest difference that `fn` can make, before the weight: more than 0.
+    silently 0. `reach` is the largest difference that `fn` can make, before the weight: more than 0. `margin`, of a
+    term that may lead: the least by which `fn` of a better outcome is above that of a worse one; None: its reach, as
+    where there are two values. `reads` names the facts that `fn` looks at. `stats` gives counts since the start of a
+    term that asks somebody (calls, failures), by name.
     """
 
     name: str
@@ -22,8 +25,15 @@ class RewardTerm:
     scope: str
     fn: Callable[..., Any]
     reach: float = 1.0
+    margin: float | None = None
+    reads: tuple[str, ...] = ()
+    stats: Callable[[], Mapping[str, int]] | None = None
 
     def __post_init__(self):
+        if self.margin is not None and not 0 < self.margin <= self.reach:
+            raise ValueError(
+                f"reward term {self.name!r}: got margin {self.margin}, reach {self.reach}; want 0 < margin <= reach"
+            )
         if self.scope not in ("episode", "turn", "group"):
             raise ValueError(f"reward term {self.name!r}: got scope {self.scope!r}, want 'episode', 'turn' or 'group'")
         if not (self.reach > 0 and math.isfinite(self.reach) and math.isfinite(self.weight)):
@@ -34,16 +44,19 @@ class RewardTerm:
 
 def check_terms(terms: Sequence[RewardTerm], *, outcome: str = "outcome", max_shaping: float = 0.3) -> None:
     """Raise ValueError unless the outcome leads: its weight is positive, and Σ |weight|·reach of the others is at most
-    `max_shaping` of its own.
+    `max_shaping` of its weight·margin.
+
+    Then a better outcome is above a worse one by (1 - max_shaping)·weight·margin at least, whatever the shaping.
     """
     names = [term.name for term in terms]
     if len(set(names)) < len(names) or outcome not in names:
         raise ValueError(f"reward terms: got names {names}, want each once and {outcome!r} among them")
     reach = {term.name: abs(term.weight) * term.reach for term in terms}
-    lead = reach.pop(outcome)
-    weight = next(term.weight for term in terms if term.name == outcome)
-    if weight <= 0:
-        raise ValueError(f"reward term {outcome!r}: got weight {weight:g}, want more than 0: the outcome leads")
+    reach.pop(outcome)
+    leader = next(term for term in terms if term.name == outcome)
+    if leader.weight <= 0:
+        raise ValueError(f"reward term {outcome!r}: got weight {leader.weight:g}, want more than 0: the outcome leads")
+    lead = leader.weight * (leader.reach if leader.margin is None else leader.margin)
     shaping = math.fsum(reach.values())
     if shaping > max_shaping * lead * (1 + 1e-9):  # .1 + .2 is .3
         raise ValueError(

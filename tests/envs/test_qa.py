@@ -57,6 +57,12 @@ def test_tagged_answers(text, success):
     assert step.facts["malformed"] == (step.facts["answer"] is None)
 
 
+def test_well_formed_is_a_thought_and_then_the_answer():
+    assert answer("<think> x </think>\n<answer> 4 </answer> y").facts["well_formed"] == [True]
+    for text in ("<answer> 4 </answer>", "<think> x </think> so <answer> 4 </answer>", "<think> x </think>", "4"):
+        assert answer(text).facts["well_formed"] == [False]
+
+
 def test_whole_text_is_the_answer_without_tags():
     assert answer(" four \n", tagged=False).facts["success"]
     assert not answer("<answer> 4 </answer>", tagged=False).facts["exact_match"]

@@ -220,7 +220,7 @@ def test_word_cap_shows_everything_in_parts(retriever):
 # --- facts ----------------------------------------------------------------------------------------
 
 FACTS = {"success", "exact_match", "f1", "gold_retrieved", "evidence_frac", "answer", "searches", "opens", "malformed"}
-FACTS |= {"empty_results", "tool_errors", "recovered", "repeated"}
+FACTS |= {"empty_results", "tool_errors", "recovered", "repeated", "well_formed", "milestones"}
 
 
 def test_every_fact_at_every_step(env):
@@ -244,6 +244,8 @@ def test_every_fact_at_every_step(env):
         "gold_retrieved": True,
         "evidence_frac": 1.0,
         "answer": "the LIMA.",
+        "well_formed": [False, True, True, True, False, False, False],
+        "milestones": {"found": 2, "gold": 2, "evidence": 2},
         "searches": 3,
         "opens": 2,
         "malformed": 1,
@@ -254,6 +256,40 @@ def test_every_fact_at_every_step(env):
     }
     with pytest.raises(RuntimeError, match="the episode is over"):
         env.step("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("<think> x </think><search> Peru </search>", True),
+        ("\n<think></think>\n\n<answer> Lima </answer>\n", True),
+        ("<think> a\nb </think> <open> 1 </open>", True),
+        ("<search> Peru </search>", False),  # no thought
+        ("<think> x </think> so <search> Peru </search>", False),
+        ("so <think> x </think><search> Peru </search>", False),
+        ("<think> x </think><think> y </think><search> Peru </search>", False),
+        ("<search> Peru </search><think> x </think>", False),
+        ("<think> x <search> Peru </search>", False),
+    ],
+)
+def test_a_turn_is_in_order(env, text, want):
+    facts = env.step(text).facts
+    assert facts["well_formed"] == [want] and facts["malformed"] == ("x <s" in text)
+    calls = SearchEnv(env._retrievers, protocol="json")
+    calls.reset(CAPITAL)
+    assert calls.step(as_calls(text)).facts["well_formed"] == [want]
+
+
+def test_a_milestone_keeps_its_first_turn(retriever):
+    env = SearchEnv({"train": retriever}, k=1)
+    env.reset(TWO)
+    shown = [env.step(search(q)).facts["milestones"] for q in ("zzz", "Cusco", "Cusco", "Peru", "Peru")]
+    assert shown[0] == {"found": None, "gold": None, "evidence": None}
+    assert shown[1] == shown[2] == {"found": 1, "gold": None, "evidence": None}
+    assert shown[3] == shown[4] == {"found": 1, "gold": 3, "evidence": 3}
+    other = SearchEnv({"train": retriever}, k=1)
+    other.restore(env.snapshot())
+    assert other.step("<answer> PEN </answer>").facts["milestones"] == shown[4]
 
 
 def test_evidence_is_the_share_of_the_chain(retriever):

@@ -43,8 +43,10 @@ def test_what_is_right_passes(search, questions):
         ({"reward_terms": {"success": 1.0, "searches": 0.1}}, "searches"),
         (
             {"reward_terms": {"success": 1.0, "exact_macth": 0.1}, "reward_reach": {"exact_macth": 1.0}},
-            r"reward.terms: got \['exact_macth'\], which the world 'search' does not report",
+            r"reward.terms.exact_macth: reads \['exact_macth'\], which the world 'search' does not report",
         ),
+        ({"reward_terms": {"success": 1.0, "soft_overlong": 0.3}}, "reward.options.soft_overlong: .*missing"),
+        ({"reward_leader": "majority"}, "'majority' among them"),
         ({"tokenizer_path": "nowhere"}, "nowhere"),
         ({"lora": Lora(129, 16.0)}, "lora.rank: got 129, want at most 128, the smaller side of wq"),
     ],
@@ -54,6 +56,17 @@ def test_what_is_wrong_is_named(search, change, message):
         change = {"eval": dataclasses.replace(search.eval, **change["eval"])}
     with pytest.raises((ValueError, OSError), match=message):
         build.check_data(dataclasses.replace(search, **change), demonstrations=True, held_out=True)
+
+
+def test_a_term_wants_the_facts_that_it_reads(questions):
+    bonus = dataclasses.replace(questions, reward_terms={"success": 1.0, "search_bonus": 0.1})
+    with pytest.raises(
+        ValueError, match=r"reward.terms.search_bonus: reads \['repeated', 'searches'\], which the .*'qa'"
+    ):
+        build.check_data(bonus, demonstrations=False)
+    votes = dataclasses.replace(questions, reward_terms={"majority": 1.0}, reward_leader="majority")
+    build.check_data(votes, demonstrations=False)
+    assert [term.name for term in build.build_terms(votes)] == ["majority"]
 
 
 def test_a_world_without_demonstrator_has_no_warm_start(questions):

@@ -1289,8 +1289,111 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_build.py::test_what_is_wrong_is_named",
         "launch/build.py",
-        "check_facts(plan, world)\n    if codec",
-        "if codec",
+        "check_facts(plan, world, build_terms(plan))",
+        "build_terms(plan)",
+    ),
+    # -- rewards: a term stays within its reach, the outcome leads, a vote reads no gold, what is not judged is not 0
+    Mutant(
+        "tests/laws/test_rewards.py::test_shaping_that_passes_never_turns_an_outcome_round",
+        "rl/rewards/compose.py",
+        "lead = leader.weight * (leader.reach if leader.margin is None else leader.margin)",
+        "lead = leader.weight * leader.reach",
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_soft_overlong_has_a_floor",
+        "rl/rewards/shaping.py",
+        "return max(-1.0, min(0.0, (max_tokens - cache_tokens - n) / cache_tokens))",
+        "return min(0.0, (max_tokens - cache_tokens - n) / cache_tokens)",
+    ),
+    Mutant(
+        "tests/laws/test_rewards.py::test_no_term_goes_beyond_its_reach",
+        "rl/rewards/truthful.py",
+        "reach=1.0 - wrong,",
+        "reach=1.0,",
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_kimi_length",
+        "rl/rewards/shaping.py",
+        "return [score if right else min(0.0, score) for score, right in zip(scores, correct, strict=True)]",
+        "return scores",
+    ),
+    Mutant(
+        "tests/laws/test_rewards.py::test_filtering_the_overlong_leaves_the_others_what_they_had",
+        "rl/rewards/shaping.py",
+        "return [t for t in trajectories if t.status not in LIMITS]",
+        "return list(trajectories)",
+    ),
+    Mutant(
+        "tests/laws/test_rewards.py::test_the_loop_trains_on_what_no_limit_cut_and_compares_with_all",
+        "rl/loop.py",
+        "without_overlong(episodes) if filter_overlong else episodes,",
+        "episodes,",
+    ),
+    Mutant(
+        "tests/laws/test_rewards.py::test_a_vote_reads_no_gold",
+        "rl/rewards/majority.py",
+        'answer = read_fact(trajectory, "answer") if trajectory.status is Status.DONE else None',
+        'answer = trajectory.facts.get("gold") if trajectory.status is Status.DONE else None',
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_vote",
+        "rl/rewards/majority.py",
+        "if not first_two or (len(first_two) == 2 and first_two[0][1] == first_two[1][1]):",
+        "if not first_two:",
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_vote",
+        "rl/rewards/majority.py",
+        "first_two = Counter(answer for answer in answers if answer is not None).most_common(2)",
+        "first_two = Counter(answers).most_common(2)",
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_the_table_of_search_r1",
+        "rl/rewards/format.py",
+        "return final if answered else 0.0",
+        "return final",
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_milestones_are_paid_once_in_the_turn_that_reached_them",
+        "rl/rewards/milestones.py",
+        "turns = Counter(turn for turn in reported.values() if turn is not None)",
+        "turns = Counter(turn or 0 for turn in reported.values())",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_a_milestone_keeps_its_first_turn",
+        "envs/search/world.py",
+        "if reached and episode.milestones[name] is None:",
+        "if reached:",
+    ),
+    Mutant(
+        "tests/rl/test_judge.py::test_over_the_budget_is_not_judged",
+        "rl/rewards/judge.py",
+        'if self._counts["calls"] >= self._endpoint.max_calls:',
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_judge.py::test_scores_are_asked_once_and_kept",
+        "rl/rewards/judge.py",
+        "if file.exists():",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_judge.py::test_what_an_episode_says_cannot_leave_its_bracket",
+        "rl/rewards/judge.py",
+        "shown = escape_tags(text[-self._endpoint.max_chars :])",
+        "shown = text[-self._endpoint.max_chars :]",
+    ),
+    Mutant(
+        "tests/rl/test_rewards.py::test_each_term_is_logged_raw_and_weighted",
+        "rl/metrics/episodes.py",
+        "Mean(total / term.weight, len(known)) if term.weight",
+        "Mean(total, len(known)) if term.weight",
+    ),
+    Mutant(
+        "tests/launch/test_rescore.py::test_scores_and_advantages_of_stored_episodes",
+        "launch/rescore.py",
+        "np.zeros(len(group), int), judged, scale=scale)",
+        "np.zeros(len(group), int), np.ones(len(group), bool), scale=scale)",
     ),
     # -- tool calls: what is not exactly a call is never run
     Mutant(

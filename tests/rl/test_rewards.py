@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from rl.metrics.episodes import episode_means
+from rl.metrics.episodes import episode_means, term_means
 from rl.rewards import outcome
 from rl.rewards.compose import RewardTerm, check_terms, reward, score_group
+from rl.rewards.terms import make_terms
 from rl.types import Row, Status, Trajectory
 
 
@@ -36,7 +37,7 @@ def test_a_limit_is_failure():
 
 
 def test_an_episode_that_met_a_limit_before_its_first_turn_has_no_facts_and_scores_0():
-    terms = outcome.terms({"success": 1.0, "f1": 0.1, "searches": -0.05}, {"searches": 4})
+    terms = make_terms({"success": 1.0, "f1": 0.1, "searches": -0.05}, {"searches": 4})
     for status in (Status.TOKEN_LIMIT, Status.TURN_LIMIT):
         (scored,) = score_group(terms, [episode(status, success=False)])
         assert scored.scores == {"success": 0.0, "f1": 0.0, "searches": 0.0} and reward(scored) == 0
@@ -93,7 +94,7 @@ def test_a_term_is_finite(weight, reach):
 
 def test_terms_by_name_state_their_reach():
     """A count may go as far as the experiment says; a weight alone does not bound what it adds."""
-    made = outcome.terms({"success": 2.0, "f1": 0.2, "searches": -0.1}, {"searches": 4})
+    made = make_terms({"success": 2.0, "f1": 0.2, "searches": -0.1}, {"searches": 4})
     assert [(term.name, term.weight, term.reach) for term in made] == [
         ("success", 2.0, 1.0),
         ("f1", 0.2, 1.0),
@@ -102,7 +103,7 @@ def test_terms_by_name_state_their_reach():
     facts = dict(success=True, f1=0.5, searches=3)
     assert reward(score_group(made, [episode(**facts)])[0]) == pytest.approx(2 + 0.1 - 0.3)
     for name in outcome.FRACTIONS[1:]:
-        outcome.terms({"success": 1.0, name: 0.3}, {})
+        make_terms({"success": 1.0, name: 0.3}, {})
     for weights, reach, message in [
         ({"success": 1.0, "searches": 0.01}, {}, "'searches' is not known to lie in .* reward.reach.searches=N"),
         ({"success": 1.0, "searches": 0.3}, {"searches": 4}, "shaping can reach 1.2 .*want at most 0.3"),
@@ -112,8 +113,67 @@ def test_terms_by_name_state_their_reach():
         ({"success": -1.0, "f1": 0.1}, {}, "got weight -1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            outcome.terms(weights, reach)
-    outcome.terms({"success": 1.0, "searches": 0.3}, {"searches": 4}, max_shaping=1.2)
+            make_terms(weights, reach)
+    make_terms({"success": 1.0, "searches": 0.3}, {"searches": 4}, max_shaping=1.2)
+
+
+def test_the_named_terms_and_their_options():
+    weights = {"success": 1.0, "soft_overlong": 0.1, "repetition": 0.05, "f1": 0.0, "searches": 0.0}
+    made = make_terms(weights, {}, {"soft_overlong": {"max_tokens": 20, "cache_tokens": 6}, "repetition": {"ngram": 2}})
+    assert [term.name for term in made] == ["success", "soft_overlong", "repetition"]  # a weight of 0 leaves it out
+    (alone,) = make_terms({"truthful": 1.0}, {}, {"truthful": {"threshold": 0.8}}, leader="truthful")
+    assert (alone.reach, alone.margin) == (pytest.approx(5), 1)
+    two = {"truthful": 1.0, "format": 0.3}
+    make_terms(two, {}, leader="truthful")
+    with pytest.raises(ValueError, match="at most 0.3 of the outcome's 0.25"):  # the step from abstaining to wrong
+        make_terms(two, {}, {"truthful": {"threshold": 0.2}}, leader="truthful")
+    with pytest.raises(ValueError, match="shaping can reach 1 .*of the outcome's 1"):  # only one of two outcomes leads
+        make_terms({"success": 1.0, "majority": 1.0}, {})
+    for weights, options, message in [
+        (
+            {"success": 1.0, "repetitoin": 0.1},
+            {},
+            "neither a term .success, search_r1, truthful, majority.* nor a fact",
+        ),
+        ({"success": 1.0, "repetition": -0.1}, {}, "got weight -0.1, want more than 0; what costs has values below 0"),
+        ({"success": 1.0, "soft_overlong": 0.1}, {}, "missing 2 required.*it takes .*max_tokens: int"),
+        ({"success": 1.0, "repetition": 0.1}, {"repetition": {"n": 2}}, r"'n'; it takes \['ngram: int = 3'\]"),
+        (
+            {"success": 1.0},
+            {"repetition": {"ngram": 2}},
+            r"reward.options: got \['repetition'\].*take options: \['succ",
+        ),
+        ({"success": 1.0, "f1": 0.1}, {"f1": {"ngram": 2}}, r"reward.options: got \['f1'\]"),
+        ({"success": 1.0, "judge": 0.1}, {"judge": {"url": "http://x/v1"}}, "it takes .*max_calls: int"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_terms(weights, {}, options)
+
+
+def test_each_term_is_logged_raw_and_weighted():
+    asked = {"calls": 3, "failed": 1}
+    judge = RewardTerm("judge", 0.1, "episode", lambda t: t.facts["f1"], stats=lambda: asked)
+    terms = [OUTCOME, RewardTerm("cost", -0.2, "episode", outcome.fact("searches"), reach=4), judge]
+    group = [
+        episode(success=True, searches=2, f1=0.5),
+        episode(success=False, searches=4, f1=math.nan),
+        episode(Status.ENV_ERROR, searches=9, f1=1.0),
+    ]
+    means = term_means(terms, score_group(terms, group))
+    assert {name: (mean.total, mean.count) for name, mean in means.items()} == {
+        "reward/outcome/raw": (1, 2),
+        "reward/outcome/weighted": (1, 2),
+        "reward/outcome/not_judged_frac": (0, 2),
+        "reward/cost/raw": (pytest.approx(6), 2),
+        "reward/cost/weighted": (pytest.approx(-1.2), 2),
+        "reward/cost/not_judged_frac": (0, 2),
+        "reward/judge/raw": (pytest.approx(0.5), 1),  # NaN is in the count of nothing else
+        "reward/judge/weighted": (pytest.approx(0.05), 1),
+        "reward/judge/not_judged_frac": (1, 2),
+        "reward/judge/calls": (3, 1),
+        "reward/judge/failed": (1, 1),
+    }
+    assert term_means(terms, [])["reward/cost/raw"].count == 0
 
 
 def test_episode_means():

@@ -12,6 +12,7 @@ from envs.base import Task, World
 WORLDS: dict[str, str] = {
     "search": "envs.search.world:make_world",
     "qa": "envs.qa:make_world",
+    "credit": "envs.credit:make_world",
 }
 SPLITS = ("train", "validation", "test")
 

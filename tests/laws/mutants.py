@@ -103,20 +103,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_advantages.py::test_a4_groups_are_by_number_not_by_place",
         "rl/advantages.py",
-        "members = np.flatnonzero(valid & (groups == group))",
-        "members = np.flatnonzero(valid)[group :: len(np.unique(groups))]",
+        'places = places[np.argsort(groups[places], kind="stable")]',
+        "pass",
     ),
     Mutant(
         "tests/rl/test_advantages.py::test_a5_a_failed_member_is_absent",
         "rl/advantages.py",
-        "members = np.flatnonzero(valid & (groups == group))",
-        "members = np.flatnonzero(groups == group)",
+        "places = np.flatnonzero(valid)",
+        "places = np.arange(len(valid))",
     ),
     Mutant(
         "tests/rl/test_advantages.py::test_a9_a10_tool_output_takes_no_part",
         "rl/advantages.py",
-        "carry = jax.tree.map(lambda new, old: jnp.where(is_action, new, old), (advantage, value), carry)",
-        "carry = (advantage, value)",
+        "order = jnp.argsort(jnp.where(mask, -places, 1))  # the masked tokens, the last one first, then the others",
+        "mask, order = mask | True, -places - 1",
     ),
     Mutant(
         "tests/rl/test_losses.py::test_garbage_off_the_mask_changes_no_bit",
@@ -523,8 +523,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
         "rl/rollout/batcher.py",
-        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0, actions))",
-        "items.append(_Item(row, advantages[key], rewards[key], actions))",
+        "reward = rewards[key] if row is trained[-1] else 0.0",
+        "reward = rewards[key]",
     ),
     # -- asynchrony: the staleness bound
     Mutant(

@@ -19,12 +19,19 @@ from envs.play import play
 def options(name, folder):
     if name == "search":
         return {"data_dir": str(folder), "sizes": {"train": 60, "validation": 20, "test": 20}}
+    if name == "credit":
+        return {}
     rows = [{"question": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(60)]
     (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {"file": str(folder / "sums.jsonl")}
 
 
-FORMS = [("search", 0), ("search", 1), ("qa", 0)]  # a world, and which of its variants: 1 is under invented names
+FORMS = [
+    ("search", 0),
+    ("search", 1),
+    ("qa", 0),
+    ("credit", 0),
+]  # a world, and which of its variants: 1 is under invented names
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -95,7 +102,7 @@ def test_tasks_are_random_access_and_unique(world, splits):
 
 
 def test_unknown_worlds_and_options_list_what_there_is():
-    with pytest.raises(ValueError, match="got 'serach', want one of search, qa"):
+    with pytest.raises(ValueError, match="got 'serach', want one of search, qa, credit"):
         make_world("serach")
     with pytest.raises(ValueError, match=r"got options \['kk'\], want some of \[.*'max_turns'"):
         make_world("search", kk=3)

@@ -23,7 +23,7 @@ from envs.credit import random_policy, true_credit
 from envs.play import play
 from rl import advantages, critic
 
-TASKS, GROUP, P_RIGHT, THOUGHTS = 32, 8, 0.5, ("hm", "well", "so", "now")
+TASKS, GROUP, P_RIGHT, THOUGHTS = 20, 8, 0.5, ("hm", "well", "so", "now")
 SAMPLES, SEEDS = (1, 4, 16), 3
 
 

@@ -12,6 +12,8 @@ from configs.defaults import defaults
 from launch.cli import MOST_SEED, ConfigError, ReadTracker, assert_all_read, validating
 from models.config import Lora, ModelConfig
 
+RECIPES = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "gspo_token", "gigpo", "cispo", "ppo")
+ON_HOST, ON_DEVICE = ("group", "others", "anchor"), ("returns", "token", "turn", "bi_level")  # credit: who computes it
 COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
 
 
@@ -77,11 +79,25 @@ class RlPlan:
     clip_low: float
     clip_high: float
     kl_coef: float
+    kl_kind: str
     entropy_coef: float
     reduce: str
+    loss_tokens: int
+    value_coef: float
+    value_clip: float
     scale: str
     drop_equal_groups: bool
     save_every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CreditPlan:
+    name: str
+    discount: float
+    lambda_: float
+    turn_discount: float
+    weight: float
+    whiten: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +128,7 @@ class Plan:
     n_demos: int
     sft: SftPlan
     rl: RlPlan
+    credit: CreditPlan
     reward_terms: Mapping[str, float]  # "success" or a fact -> weight
     reward_reach: Mapping[str, float]  # of a term that is a count: the largest difference it can make
     max_shaping: float
@@ -138,13 +155,14 @@ def make_plan(config) -> Plan:
         n_demos=read.typed("demos.n", int),
         sft=read.into(SftPlan, "sft"),
         rl=read.into(RlPlan, "rl"),
+        credit=read.into(CreditPlan, "credit"),
         reward_terms=_numbers(read, "reward.terms"),
         reward_reach=_numbers(read, "reward.reach"),
         max_shaping=read.typed("reward.max_shaping", float),
         eval=read.into(EvalPlan, "eval"),
     )
     assert_all_read(read)
-    for check in (_check_sizes, _check_rates, _check_batch, _check_engine, _check_rl, _check_rest):
+    for check in (_check_sizes, _check_rates, _check_batch, _check_engine, _check_rl, _check_credit, _check_rest):
         check(plan)
     return plan
 
@@ -347,7 +365,13 @@ def _check_engine(plan: Plan) -> None:
 def _check_rl(plan: Plan) -> None:
     rl = plan.rl
     _refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
-    _refuse(rl.recipe != "grpo", f"rl.recipe={rl.recipe!r}: wanted 'grpo', the only recipe built so far")
+    _refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
+    _refuse(rl.kl_kind not in ("k1", "k2", "k3"), f"rl.kl_kind={rl.kl_kind!r}: wanted k1, k2 or k3")
+    _refuse(
+        rl.recipe in ("dr_grpo", "rloo") and rl.loss_tokens < 1,
+        f"rl.loss_tokens={rl.loss_tokens}: {rl.recipe} divides an episode's sum by it; wanted at least 1, say "
+        "rollout.max_episode_tokens",
+    )
     _refuse(
         rl.group_size < 2,
         f"rl.group_size={rl.group_size}: a group of one has advantage 0 and teaches nothing; wanted at least 2",
@@ -358,6 +382,26 @@ def _check_rl(plan: Plan) -> None:
     )
     _refuse(rl.reduce not in ("sequence", "token"), f"rl.reduce={rl.reduce!r}: wanted sequence or token")
     _refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
+
+
+def _check_credit(plan: Plan) -> None:
+    c, rl = plan.credit, plan.rl
+    _refuse(
+        c.name not in ON_HOST + ON_DEVICE,
+        f"credit.name={c.name!r}: wanted one of {', '.join(ON_HOST + ON_DEVICE)}",
+    )
+    critic = c.name in ON_DEVICE and c.name != "returns"
+    _refuse(
+        (rl.recipe == "ppo") != critic,
+        f"rl.recipe={rl.recipe!r} with credit.name={c.name!r}: the value head is ppo's, and token, turn and bi_level "
+        "are the credit of one; change either",
+    )
+    for name in ("discount", "lambda_", "turn_discount"):
+        value = getattr(c, name)
+        _refuse(not 0 <= value <= 1, f"credit.{name}: got {value}, wanted 0 to 1")
+    for name, value in {"credit.weight": c.weight, "rl.value_coef": rl.value_coef}.items():
+        _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
+    _refuse(rl.value_clip <= 0, f"rl.value_clip: got {rl.value_clip}, wanted more than 0")
 
 
 def _check_rest(plan: Plan) -> None:

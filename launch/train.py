@@ -34,7 +34,7 @@ def run(
     import jax
 
     from envs import choose_tasks
-    from launch import build, policy, runs
+    from launch import build, policy, recipe, runs
     from rl import checkpoint, loop
     from rl.curriculum import TaskStream
     from rl.episodes import EpisodeLog
@@ -72,7 +72,7 @@ def run(
     own = {"process": hosts.index, "first_step": progress.step + 1}
 
     with (
-        build.serving(plan, model, state.params, progress.version, world, codec) as (engine, pool),
+        build.serving(plan, model, policy.sampled(state.params), progress.version, world, codec) as (engine, pool),
         runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,
         EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
@@ -109,7 +109,7 @@ def run(
             draw=stream.draw,
             terms=terms,
             pack=pack,
-            publish=engine.publish,
+            publish=lambda params, version: engine.publish(policy.sampled(params), version),
             keep_episodes=partial(keep, episodes),
             log=log,
             evaluate=evaluate,
@@ -117,7 +117,7 @@ def run(
             steps=plan.rl.steps,
             groups_per_batch=plan.rl.groups_per_batch,
             group_size=plan.rl.group_size,
-            scale=plan.rl.scale,
+            credit=recipe.build_credit(plan, terms),
             drop_equal_groups=plan.rl.drop_equal_groups,
             eval_every=plan.eval.every,
             save_every=plan.rl.save_every,

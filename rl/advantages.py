@@ -181,7 +181,8 @@ def _accumulate(decay: Float[Array, " T"], delta: Float[Array, " T"]) -> Float[A
 
     start = jnp.ones_like(delta[0]), jnp.zeros_like(delta[0])
     _, (product, x) = jax.lax.scan(within, start, (decay, delta))
-    _, before = jax.lax.scan(lambda x, block: (block[0] * x + block[1], x), x[0, 0] * 0, (product[-1], x[-1]))
+    zero, ends = jnp.zeros((), x.dtype), (product[-1], x[-1])
+    _, before = jax.lax.scan(lambda x, end: (end[0] * x + end[1], x), zero, ends)
     return (product * before + x).T.ravel()
 
 

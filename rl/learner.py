@@ -183,8 +183,10 @@ def prepare(
     if ref is not None:
         batch = dataclasses.replace(batch, ref_logp=fill(ref, "logp")["logp"])
     has_values = critic is not None and "value_head" in state.params
-    own = fill(state.params, *["logp"] * fill_proximal, *["values"] * has_values)  # one forward pass for both
-    batch = dataclasses.replace(batch, **({"proximal_logp": own["logp"]} if fill_proximal else {}))
+    names = ["logp"] * fill_proximal + ["values"] * has_values
+    own = fill(state.params, *names) if names else {}  # one forward pass for both
+    if fill_proximal:
+        batch = dataclasses.replace(batch, proximal_logp=own["logp"])
     return batch if critic is None else fill_critic(batch, own.get("values"), critic)
 
 

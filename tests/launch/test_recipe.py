@@ -1,0 +1,60 @@
+"""Every recipe and every credit that a config may name is built, with the numbers that the config gives it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.defaults import defaults
+from launch import policy, recipe
+from launch.plan import ON_DEVICE, ON_HOST, RECIPES, make_plan
+from models import transformer
+from models.config import ModelConfig
+from rl.types import Scored, TrajectoryBatch
+
+
+def plan_of(name, **credit):
+    config = defaults()
+    config.rl.recipe, config.rl.loss_tokens, config.rl.clip_high = name, 4, 0.5
+    config.credit.name = "token" if name == "ppo" else "group"
+    config.credit.update(credit)
+    return make_plan(config)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_the_config_s_clip(name):
+    """One token of ratio 1.4, A = 1: within a clip of .5, so the loss moves with log π in every recipe."""
+    ones = jnp.ones((1, 1))
+    data = dict(advantages=ones, rewards=ones, values=ones, returns=ones)
+    index = jnp.ones((1, 1), jnp.int32)
+    batch = TrajectoryBatch(index, index, index, index > 0, jnp.log(ones), index * 0, **data)
+    loss_fn = recipe.build_loss(plan_of(name))
+
+    def loss(logp):
+        return loss_fn(Scored(logp, 0 * ones, ones), batch)[0].value
+
+    scale = {"dr_grpo": 4, "rloo": 4}.get(name, 1)
+    assert float(jax.grad(lambda x: loss(jnp.log(1.4 * ones) + x))(0.0)) == pytest.approx(-1.4 / scale, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ON_HOST + ON_DEVICE)
+def test_every_credit_is_of_the_host_or_of_the_device(name):
+    ppo = name in ("token", "turn", "bi_level")
+    plan = plan_of("ppo" if ppo else "grpo", name=name, discount=0.5, whiten=False)
+    critic = recipe.build_critic(plan)
+    assert callable(recipe.build_credit(plan, []))
+    assert (critic is not None) == (name in ON_DEVICE)
+    if critic is not None:  # two turns of one token; a reward of 1 at the end, no values: discounted once
+        rewards, turn, mask = np.array([0, 1.0], np.float32), np.array([0, 1]), np.ones(2, bool)
+        got = critic(rewards, np.zeros(2, np.float32), turn, mask, np.zeros(2, int))[0]
+        assert np.asarray(got).tolist() == ([1, 1] if name == "bi_level" else [0.5, 1])
+    assert recipe.heads(plan) == (("value_head",) if ppo else ())
+
+
+def test_the_value_head_is_fresh_at_the_start_of_rl_and_nobody_samples_with_it():
+    model = ModelConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
+    params, key = transformer.init(model, jax.random.key(0)), jax.random.key(1)
+    start = policy.with_heads(plan_of("ppo"), model, params, key)
+    assert start.keys() == {*params, "value_head"} and policy.sampled(start).keys() == params.keys()
+    assert policy.with_heads(plan_of("grpo"), model, params, key).keys() == params.keys()
+    assert policy.with_heads(plan_of("ppo"), model, key, key) is key

@@ -198,7 +198,8 @@ def test_d4_bi_level_gae():
     got, returns = bi_level_gae(rewards, values, turn, every, **how)
     assert_allclose(got, [1.85, 1.75, 1.65, 1.55, 1.45, 0.4, 0.3, 0.2, 0.1, 0], atol=1e-6)
     assert_allclose(returns, [1.95] * 5 + [1] * 5, rtol=1e-6)
-    assert_allclose(masked.whiten(got, every)[jnp.array([0, -1])], [1.187998, -1.187998], rtol=1e-5)
+    ends = masked.whiten(got, every)[jnp.array([0, -1])]
+    assert_allclose(ends * np.sqrt(9 / 10), [1.187998, -1.187998], rtol=1e-5)  # theirs, by the unbiased variance
 
 
 def test_a_turn_that_earns_nothing_is_a_turn():
@@ -212,20 +213,18 @@ def test_a_turn_that_earns_nothing_is_a_turn():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=20),
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20),
     st.integers(0, 1000),
 )
 def test_observations_and_neighbours_change_no_estimate(tokens, seed):
     """Each estimator: tokens off the mask are not there, and an episode is what it is alone, whatever comes after."""
-    length, _, mask = zip(*tokens, strict=True)
-    mask = np.array(mask)
-    turn = np.cumsum([new for _, new, _ in tokens])
-    rng = np.random.default_rng(seed)
-    rewards, values = rng.normal(size=(2, len(mask))).astype(np.float32)
+    tokens = (tokens + [(False, False)] * 20)[:20]  # one shape: each estimator is compiled twice
+    turn, mask = np.cumsum([new for new, _ in tokens]), np.array([acted for _, acted in tokens])
+    rewards, values = np.random.default_rng(seed).normal(size=(2, 20)).astype(np.float32)
     for estimate in (_token, _turn, _bi):
         want = [np.asarray(x)[mask] for x in estimate(rewards, values, turn, mask, None)]
         wide = lambda x, fill: np.concatenate([np.full(3, fill, x.dtype), x, x])  # noqa: E731
-        episode = np.repeat([7, 8, 9], [3, len(mask), len(mask)])
+        episode = np.repeat([7, 8, 9], [3, 20, 20])
         both = wide(mask, False)
         got = estimate(wide(rewards, 5), wide(values, np.nan), wide(turn, -1), both, episode)
         for x, y in zip(got, want, strict=True):

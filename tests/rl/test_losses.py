@@ -446,8 +446,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("garbage", [jnp.nan, jnp.inf, 1e30])
-def test_garbage_off_the_mask_changes_no_bit(name, garbage):
+def test_garbage_off_the_mask_changes_no_bit(name):
     mask = jnp.array([[0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]], bool)
     segment = jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
     rng = np.random.default_rng(1)
@@ -455,6 +454,7 @@ def test_garbage_off_the_mask_changes_no_bit(name, garbage):
     fields = {n: jnp.asarray(rng.normal(size=(2, 6)), jnp.float32) for n in names}
     scored = Scored(*jnp.asarray(rng.normal(size=(3, 2, 6)), jnp.float32))
 
+    @jax.jit
     def run(fill):
         def total(scored):
             filled = {n: jnp.where(mask, x, fill) for n, x in fields.items()}
@@ -463,12 +463,14 @@ def test_garbage_off_the_mask_changes_no_bit(name, garbage):
 
         return jax.value_and_grad(total, has_aux=True)(jax.tree.map(lambda x: jnp.where(mask, x, fill), scored))
 
-    clean, dirty = run(0.0), run(garbage)
-    jax.tree.map(assert_array_equal, clean, dirty)
-    for grad in jax.tree.leaves(dirty[1]):
-        assert not jnp.any(jnp.where(mask, 0, grad)), "gradient off the mask"
-    assert jnp.any(dirty[1].values if name == "critic" else dirty[1].logp)
-    assert jnp.any(dirty[1].values) == (name in ("critic", "ppo"))
+    clean = run(0.0)
+    for garbage in (jnp.nan, jnp.inf, 1e30):
+        dirty = run(garbage)
+        jax.tree.map(assert_array_equal, clean, dirty)
+        for grad in jax.tree.leaves(dirty[1]):
+            assert not jnp.any(jnp.where(mask, 0, grad)), "gradient off the mask"
+    assert jnp.any(clean[1].values if name == "critic" else clean[1].logp)
+    assert bool(jnp.any(clean[1].values)) == (name in ("critic", "ppo"))
 
 
 def test_metrics_of_a_policy_loss():

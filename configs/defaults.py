@@ -99,6 +99,8 @@ def defaults() -> ml_collections.ConfigDict:
     c.rft.steps = 100  # of optimisation, a round
 
     c.rl = ml_collections.ConfigDict()
+    # The loss: grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, gspo_token, gigpo, cispo, ppo (rl/losses/recipes.py). The
+    # clip below is GRPO's: a config of another says its own (dapo .2 .28, gspo 3e-4 4e-4).
     c.rl.recipe = "grpo"
     c.rl.steps = 100
     c.rl.groups_per_batch = 16
@@ -114,8 +116,12 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.clip_low = 0.2
     c.rl.clip_high = 0.2
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
+    c.rl.kl_kind = "k3"  # its estimator in the loss: "k1", "k2", "k3"
     c.rl.entropy_coef = 0.0
     c.rl.reduce = "sequence"  # the loss: mean over episodes of their token means; or "token": over all tokens alike
+    c.rl.loss_tokens = 0  # dr_grpo, rloo: what an episode's sum is divided by, the same for every batch
+    c.rl.value_coef = 0.5  # ppo
+    c.rl.value_clip = 0.2  # ppo, in units of the reward
     c.rl.scale = "std"  # group advantage: "std" or "none"
     c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
     c.rl.filter_overlong = False  # DAPO's: an episode cut by a token or turn limit is in its group, but adds no loss
@@ -144,6 +150,16 @@ def defaults() -> ml_collections.ConfigDict:
     c.hints = ml_collections.ConfigDict()  # of worlds that have some, in the prompts of training tasks alone
     c.hints.prob = 0.0  # of a group at the start; falls to 0 in a line
     c.hints.steps = 50  # batches, after which no prompt has one
+
+    c.credit = ml_collections.ConfigDict()
+    # Whose merit a reward is. On the host: "group" (relative to the group), "others" (leave one out), "anchor" (by
+    # turns, GiGPO's). On the device: "returns" (no critic), or GAE of ppo's critic over "token", "turn", "bi_level".
+    c.credit.name = "group"
+    c.credit.discount = 1.0  # of a token; of a turn for "turn" and "anchor"
+    c.credit.lambda_ = 1.0
+    c.credit.turn_discount = 1.0  # bi_level
+    c.credit.weight = 1.0  # anchor: of the step's part beside the episode's
+    c.credit.whiten = True  # on the device: advantages of mean 0, variance 1 over the batch
 
     c.reward = ml_collections.ConfigDict()
     c.reward.terms = ml_collections.ConfigDict({"success": 1.0})  # term (rl/rewards/terms.py) or fact -> weight

@@ -13,6 +13,7 @@ WORLDS: dict[str, str] = {
     "search": "envs.search.world:make_world",
     "qa": "envs.qa:make_world",
     "arith": "envs.arith:make_world",
+    "credit": "envs.credit:make_world",
 }
 SPLITS = ("train", "validation", "test")
 

@@ -1,6 +1,6 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|step|search [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|step|search|credit [--config=configs/quickstart.py] [--seconds=10]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
@@ -10,6 +10,8 @@ Run: python -m launch.bench model|train|engine|step|search [--config=configs/qui
              a group's prompt over a single one; lanes busy with slow worlds
     step     one RL step after another, whole: sampled tokens/s of 128 completions, their update and new weights
     search   queries per second of one thread on the local index
+    credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
+             credit in a world where that is known (launch/bench_credit.py)
 
 Compilation and index building are not in the figure; they are `setup_s`.
 """
@@ -225,12 +227,20 @@ def bench_search(plan: Plan, seconds: float) -> dict[str, Any]:
     return {**_rate(once, seconds, "queries"), "setup_s": round(setup_s, 2), "passages": len(passages)}
 
 
+def bench_credit(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
+    """See launch/bench_credit.py."""
+    from launch import bench_credit
+
+    yield from bench_credit.lines(plan.seed)
+
+
 WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str, Any]]]] = {
     "model": bench_model,
     "train": bench_train,
     "engine": bench_engine,
     "step": bench_step,
     "search": bench_search,
+    "credit": bench_credit,
 }
 
 

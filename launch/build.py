@@ -15,7 +15,7 @@ from tqdm import tqdm
 from envs import choose_tasks, dataset, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import constraints, draws, policy
+from launch import constraints, draws, policy, recipe
 from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
@@ -235,7 +235,9 @@ def build_gate(plan: Plan, version: int, hosts: Hosts = ALONE) -> StalenessGate:
 
 
 def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
-    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, after the warm-up."""
+    """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, after the warm-up. Its parameters
+    are the policy's alone, without heads: what reads a checkpoint in order to sample uses it too.
+    """
     tx = make_optimizer(
         learning_rate=plan.sft.learning_rate,
         warmup_steps=plan.sft.warmup_steps,
@@ -261,21 +263,16 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         b2=rl.b2,
         clip_norm=rl.clip_norm,
     )
-    loss = recipes.grpo(
-        clip_low=rl.clip_low,
-        clip_high=rl.clip_high,
-        kl_coef=rl.kl_coef,
-        entropy_coef=rl.entropy_coef,
-        reduce=rl.reduce,
-    )
     return _learner(
         plan,
         model,
-        loss,
+        recipe.build_loss(plan),
         tx,
         micro_rows=plan.batch.micro_rows,
         temperature=rl.temperature,
         ref_is_base=plan.lora is not None and rl.kl_coef > 0,
+        heads=recipe.heads(plan),
+        critic=recipe.build_critic(plan),
     )
 
 
@@ -318,6 +315,7 @@ def build_packer(
         pad_id=codec.pad_id,
         max_staleness=plan.rl.max_staleness,
         shares=not is_one_row(codec),
+        chains=recipe.build_critic(plan) is not None,
     )
 
 

@@ -40,7 +40,7 @@ def export(workdir: Path, out: Path, *, best: bool = True) -> int:
         tokenizer = load_tokenizer(workdir / "tokenizer")
         check_tokenizer(tokenizer, model)
     with cli.validating():  # what a checkpoint holds, and that it is whole
-        params = runs.load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
+        params = runs.load_params(workdir / "ckpt", build.build_sft_learner(plan, model), best=best)
     params = lora.merge(params)
     kept = _kept(workdir / "tokenizer") if plan.model_path else {}
     with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f"{out.name}-") as own:

@@ -13,6 +13,8 @@ from launch.cli import MOST_SEED, ConfigError, ReadTracker, assert_all_read, val
 from models.config import Lora, ModelConfig
 
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
+RECIPES = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "gspo_token", "gigpo", "cispo", "ppo")
+ON_HOST, ON_DEVICE = ("group", "others", "anchor"), ("returns", "token", "turn", "bi_level")  # credit: who computes it
 COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
 
 
@@ -87,8 +89,12 @@ class RlPlan:
     clip_low: float
     clip_high: float
     kl_coef: float
+    kl_kind: str
     entropy_coef: float
     reduce: str
+    loss_tokens: int
+    value_coef: float
+    value_clip: float
     scale: str
     drop_equal_groups: bool
     filter_overlong: bool
@@ -119,6 +125,16 @@ class CurriculumPlan:
 class HintsPlan:
     prob: float
     steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CreditPlan:
+    name: str
+    discount: float
+    lambda_: float
+    turn_discount: float
+    weight: float
+    whiten: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +169,7 @@ class Plan:
     rl: RlPlan
     curriculum: CurriculumPlan
     hints: HintsPlan
+    credit: CreditPlan
     reward_terms: Mapping[str, float]  # a term of rl/rewards/terms.py or a fact -> weight
     reward_reach: Mapping[str, float]  # of a fact that is a count: the largest difference it can make
     reward_options: Mapping[str, Mapping[str, Any]]  # of terms, by name
@@ -184,6 +201,7 @@ def make_plan(config) -> Plan:
         rl=read.into(RlPlan, "rl"),
         curriculum=read.into(CurriculumPlan, "curriculum"),
         hints=read.into(HintsPlan, "hints"),
+        credit=read.into(CreditPlan, "credit"),
         reward_terms=_numbers(read, "reward.terms"),
         reward_reach=_numbers(read, "reward.reach"),
         reward_options=_options(read, "reward.options"),
@@ -192,7 +210,10 @@ def make_plan(config) -> Plan:
         eval=read.into(EvalPlan, "eval"),
     )
     assert_all_read(read)
-    for check in (_check_sizes, _check_rates, _check_batch, _check_engine, _check_rl, _check_curriculum, _check_rest):
+    for check in (
+        *(_check_sizes, _check_rates, _check_batch, _check_engine),
+        *(_check_rl, _check_curriculum, _check_credit, _check_rest),
+    ):
         check(plan)
     return plan
 
@@ -411,7 +432,13 @@ def _check_rl(plan: Plan) -> None:
         "learner's are of all; set eval.constrain_tools instead",
     )
     _refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
-    _refuse(rl.recipe != "grpo", f"rl.recipe={rl.recipe!r}: wanted 'grpo', the only recipe built so far")
+    _refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
+    _refuse(rl.kl_kind not in ("k1", "k2", "k3"), f"rl.kl_kind={rl.kl_kind!r}: wanted k1, k2 or k3")
+    _refuse(
+        rl.recipe in ("dr_grpo", "rloo") and rl.loss_tokens < 1,
+        f"rl.loss_tokens={rl.loss_tokens}: {rl.recipe} divides an episode's sum by it; wanted at least 1, say "
+        "rollout.max_episode_tokens",
+    )
     _refuse(
         rl.group_size < 2,
         f"rl.group_size={rl.group_size}: a group of one has advantage 0 and teaches nothing; wanted at least 2",
@@ -439,6 +466,26 @@ def _check_curriculum(plan: Plan) -> None:
         value = getattr(c, name)
         _refuse(value <= 0, f"curriculum.{name}: got {value}, wanted more than 0")
     _refuse(not 0 <= c.target <= 100, f"curriculum.target: got {c.target}, wanted 0 to 100")
+
+
+def _check_credit(plan: Plan) -> None:
+    c, rl = plan.credit, plan.rl
+    _refuse(
+        c.name not in ON_HOST + ON_DEVICE,
+        f"credit.name={c.name!r}: wanted one of {', '.join(ON_HOST + ON_DEVICE)}",
+    )
+    critic = c.name in ON_DEVICE and c.name != "returns"
+    _refuse(
+        (rl.recipe == "ppo") != critic,
+        f"rl.recipe={rl.recipe!r} with credit.name={c.name!r}: the value head is ppo's, and token, turn and bi_level "
+        "are the credit of one; change either",
+    )
+    for name in ("discount", "lambda_", "turn_discount"):
+        value = getattr(c, name)
+        _refuse(not 0 <= value <= 1, f"credit.{name}: got {value}, wanted 0 to 1")
+    for name, value in {"credit.weight": c.weight, "rl.value_coef": rl.value_coef}.items():
+        _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
+    _refuse(rl.value_clip <= 0, f"rl.value_clip: got {rl.value_clip}, wanted more than 0")
 
 
 def _check_rest(plan: Plan) -> None:

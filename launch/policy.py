@@ -13,10 +13,11 @@ from typing import Any
 import jax
 
 from envs.base import World
+from launch import recipe
 from launch.plan import COMPUTE, Plan
-from models import hf_config, lora, pretrained
+from models import heads, hf_config, lora, pretrained
 from models.codec import Codec
-from models.config import ModelConfig
+from models.config import HEADS, ModelConfig
 from models.sharding import make_mesh
 from models.tokenizer import train_tokenizer
 
@@ -112,6 +113,16 @@ def with_adapters(plan: Plan, model: ModelConfig, params: Any, key: jax.Array) -
     if plan.lora is None:
         return params
     return jax.jit(lambda params, key: lora.add(params, model, plan.lora, key))(params, key)
+
+
+def with_heads(plan: Plan, model: ModelConfig, start: Any, key: jax.Array) -> Any:
+    """`start` with the heads that the plan's recipe trains, fresh. A key stays one: the learner adds them itself."""
+    return start if isinstance(start, jax.Array) else heads.add(start, model, recipe.heads(plan), key)
+
+
+def sampled(params: Any) -> Any:
+    """What sampling needs of `params`: all but the heads."""
+    return {name: tree for name, tree in params.items() if name not in HEADS}
 
 
 def _as_planned(plan: Plan, theirs: ModelConfig, vocab_size: int) -> ModelConfig:

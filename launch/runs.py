@@ -91,9 +91,10 @@ def starting_params(
     if saved(kept, hosts):
         return load_params(kept, learner, hosts=hosts)
     if init is None:
-        params = learner.init_params(policy.fresh_start(plan, model, key))
+        start = policy.fresh_start(plan, model, key)
     else:
-        params = learner.init_params(policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key))
+        start = policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key)
+    params = learner.init_params(policy.with_heads(plan, model, start, key))
     with checkpoint.Checkpoints(kept, hosts=hosts) as checkpoints:
         checkpoints.save(0, {"params": params})
     return params
@@ -108,7 +109,7 @@ def open_policy(plan: Plan, workdir: Path | None, *, best: bool = True) -> tuple
         return *policy.describe(plan), policy.load_weights(plan)
     codec = policy.load_codec(workdir)
     model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
-    return codec, model, load_params(workdir / "ckpt", build.build_rl_learner(plan, model), best=best)
+    return codec, model, load_params(workdir / "ckpt", build.build_sft_learner(plan, model), best=best)
 
 
 def load_init(plan: Plan, model: ModelConfig, init: Path, hosts: Hosts = ALONE) -> Any:
@@ -118,7 +119,7 @@ def load_init(plan: Plan, model: ModelConfig, init: Path, hosts: Hosts = ALONE) 
 
 def _init_learner(plan: Plan, model: ModelConfig, init: Path) -> Learner:
     section = config_of(init).get("lora", {"rank": 0})  # absent: written before there were adapters
-    return build.build_rl_learner(dataclasses.replace(plan, lora=Lora(**section) if section["rank"] else None), model)
+    return build.build_sft_learner(dataclasses.replace(plan, lora=Lora(**section) if section["rank"] else None), model)
 
 
 def load_params(folder: Path, learner: Learner, *, best: bool = True, hosts: Hosts = ALONE) -> Any:

@@ -34,7 +34,7 @@ def run(
     import jax
 
     from envs import choose_tasks
-    from launch import build, draws, policy, runs
+    from launch import build, draws, policy, recipe, runs
     from rl import checkpoint, loop
     from rl.curriculum import admits
     from rl.episodes import EpisodeLog
@@ -73,7 +73,7 @@ def run(
     own = {"process": hosts.index, "first_step": progress.step + 1}
 
     with (
-        build.serving(plan, model, state.params, progress.version, world, codec) as (engine, pool),
+        build.serving(plan, model, policy.sampled(state.params), progress.version, world, codec) as (engine, pool),
         build.evaluating(plan, engine, pool, world, codec) as eval_pool,
         runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,
@@ -114,7 +114,7 @@ def run(
             admit=partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
             terms=terms,
             pack=pack,
-            publish=engine.publish,
+            publish=lambda params, version: engine.publish(policy.sampled(params), version),
             keep_episodes=partial(keep, episodes),
             log=log,
             evaluate=evaluate,
@@ -122,7 +122,7 @@ def run(
             steps=plan.rl.steps,
             groups_per_batch=plan.rl.groups_per_batch,
             group_size=plan.rl.group_size,
-            scale=plan.rl.scale,
+            credit=recipe.build_credit(plan, terms),
             drop_equal_groups=plan.rl.drop_equal_groups,
             filter_overlong=plan.rl.filter_overlong,
             eval_every=plan.eval.every,

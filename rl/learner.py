@@ -23,10 +23,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import lora, transformer
 from models.config import HEADS, ModelConfig
+from models.heads import value
 from models.logprobs import token_logp
 from models.sharding import batch_sharding, born, dispatching, heads_sharding, param_shardings, replicated
+from rl.critic import Estimator
+from rl.critic import fill as fill_critic
 from rl.losses.recipes import LossFn, Metrics
-from rl.types import Max, Mean, TrajectoryBatch
+from rl.types import Mean, Metric, Scored, TrajectoryBatch
 
 Params = Any
 MOST_SKIPPED = 5  # refused updates in a row that a run survives
@@ -60,7 +63,7 @@ class Learner:
     init_params: Callable[[PRNGKeyArray | Params], Params]
     init_state: Callable[..., TrainState]  # (key | params, *, donate=False)
     prepare: Callable[[TrainState, Params | None, TrajectoryBatch], TrajectoryBatch]
-    train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Mean | Max]]]
+    train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Metric]]]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
     compiled_steps: Callable[[], int]  # how many programs `train_step` has: 1, or some shape was not fixed
     lower: Callable[[TrainState, TrajectoryBatch], jax.stages.Lowered]  # `train_step`, for an account of its memory
@@ -79,6 +82,7 @@ def make_learner(
     adapters: lora.Lora | None = None,
     ref_is_base: bool = False,
     heads: Sequence[str] = (),
+    critic: Estimator | None = None,
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
@@ -86,6 +90,8 @@ def make_learner(
     compute `proximal_logp`, for decoupled losses. With `adapters` they alone are trained, and `ref_is_base` makes the
     base, adapters off, the reference: it is in the state already, and a `ref` of one's own would be a second copy.
     `heads` names those on the trunk (models/heads.py) that the parameters have; they are trained beside adapters too.
+    With `critic` (rl/critic.py) `prepare` fills values, advantages and returns; the values are those of "value_head",
+    or 0 without it.
     """
     if ref_is_base and adapters is None:
         raise ValueError("ref_is_base: got no adapters, want some; without them give `prepare` a reference of its own")
@@ -101,8 +107,9 @@ def make_learner(
     join = partial(_join, shards=shards)
     score = partial(_score, config=config, temperature=temperature, chunk=chunk, sharding=heads_sharding(mesh))
 
+    fills = {"fill_proximal": fill_proximal, "ref_is_base": ref_is_base}
     filled = jax.jit(
-        partial(prepare, score=score, split=split, join=join, fill_proximal=fill_proximal, ref_is_base=ref_is_base),
+        partial(prepare, score=score, split=split, join=join, critic=critic, **fills),
         in_shardings=(state_shardings, None, rows),
         out_shardings=rows,
     )
@@ -134,7 +141,7 @@ def make_learner(
         init_params=partial(enqueue, _placer(fresh, state_shardings.params)),
         init_state=partial(enqueue, _starter(fresh, tx, adapters, heads, state_shardings)),
         prepare=lambda state, ref, batch: (
-            enqueue(filled, state, ref, put(batch)) if fill_proximal or ref_is_base or ref is not None else put(batch)
+            enqueue(filled, state, ref, put(batch)) if critic or any(fills.values()) or ref is not None else put(batch)
         ),
         train_step=lambda state, batch: enqueue(step, state, put(batch)),
         state_shardings=state_shardings,
@@ -156,8 +163,10 @@ def prepare(
     join: Callable,
     fill_proximal: bool,
     ref_is_base: bool = False,
+    critic: Estimator | None = None,
 ) -> TrajectoryBatch:
-    """Fill `ref_logp` under `ref` if given, and `proximal_logp` under the state's own parameters if asked. Pure.
+    """Fill `ref_logp` under `ref` if given, `proximal_logp` under the state's own parameters if asked, and what the
+    critic says. Pure.
 
     `ref_is_base`: `ref_logp` is that of the state's own parameters without their adapters.
     """
@@ -167,19 +176,22 @@ def prepare(
         ref = lora.base(state.params)
     micro = split(batch)
 
-    def fill(params: Params) -> Float[Array, "B T"]:
-        def one(i: Int[Array, ""], logp: Float[Array, "M R T"]) -> Float[Array, "M R T"]:
-            return logp.at[i].set(score(params, _take(micro, i))[0])
+    def fill(params: Params, *names: str) -> dict[str, Float[Array, "B T"]]:
+        def one(i: Int[Array, ""], filled: dict[str, Float[Array, "M R T"]]) -> dict[str, Float[Array, "M R T"]]:
+            scored = score(params, _take(micro, i))
+            return {name: x.at[i].set(getattr(scored, name)) for name, x in filled.items()}
 
-        logp = jax.lax.fori_loop(0, _used(micro), one, jnp.zeros(micro.tokens.shape, jnp.float32))
-        return join(logp)
+        empty = {name: jnp.zeros(micro.tokens.shape, jnp.float32) for name in names}
+        return jax.tree.map(join, jax.lax.fori_loop(0, _used(micro), one, empty))
 
-    filled = {}
     if ref is not None:
-        filled["ref_logp"] = fill(ref)
+        batch = dataclasses.replace(batch, ref_logp=fill(ref, "logp")["logp"])
+    has_values = critic is not None and "value_head" in state.params
+    names = ["logp"] * fill_proximal + ["values"] * has_values
+    own = fill(state.params, *names) if names else {}  # one forward pass for both
     if fill_proximal:
-        filled["proximal_logp"] = fill(state.params)
-    return dataclasses.replace(batch, **filled)
+        batch = dataclasses.replace(batch, proximal_logp=own["logp"])
+    return batch if critic is None else fill_critic(batch, own.get("values"), critic)
 
 
 def train_step(
@@ -190,7 +202,7 @@ def train_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
     split: Callable,
-) -> tuple[TrainState, dict[str, Mean | Max]]:
+) -> tuple[TrainState, dict[str, Metric]]:
     """One optimizer update: gradient of Σ totals / Σ counts over the whole batch. Pure.
 
     Where the loss or the gradient is not finite, or nothing at all was to be trained, the update is refused whole:
@@ -241,7 +253,7 @@ def _accumulate(
     """Σ over micro-batches of (gradient of the loss's total, loss, metrics), the gradient in f32 and by `trained`."""
 
     def total(trained: Params, piece: TrajectoryBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
-        loss, metrics = loss_fn(*score(lora.combine(trained, frozen), piece), piece)
+        loss, metrics = loss_fn(score(lora.combine(trained, frozen), piece), piece)
         return loss.total, (loss, dict(metrics))
 
     def one(i: Int[Array, ""], sums: tuple) -> tuple:
@@ -263,9 +275,11 @@ def _score(
     temperature: float,
     chunk: int,
     sharding: NamedSharding,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+) -> Scored:
     hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position, sharding=sharding)
-    return token_logp(params, hidden, batch.tokens, n_ids=config.n_ids, temperature=temperature, chunk=chunk)
+    scores = token_logp(params, hidden, batch.tokens, n_ids=config.n_ids, temperature=temperature, chunk=chunk)
+    has_values = "value_head" in params
+    return Scored(*scores, value(params["value_head"], hidden, batch.segment) if has_values else None)
 
 
 # --- rows and micro-batches ------------------------------------------------------------------------------------------
@@ -323,7 +337,7 @@ def _take(micro: TrajectoryBatch, i: Int[Array, ""]) -> TrajectoryBatch:
 
 
 def _is_metric(x: Any) -> bool:
-    return isinstance(x, Mean | Max)
+    return isinstance(x, Metric)
 
 
 # --- state and optimizer ---------------------------------------------------------------------------------------------

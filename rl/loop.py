@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from envs.base import Task
-from rl import advantages
+from rl.credit import CreditFn
 from rl.hosts import ALONE, Hosts, total
 from rl.learner import Learner, TrainState, skipped_in_a_row
 from rl.metrics.episodes import episode_means, term_means
@@ -83,7 +83,7 @@ def train(
     steps: int,
     groups_per_batch: int,
     group_size: int,
-    scale: str,
+    credit: CreditFn,
     drop_equal_groups: bool,
     filter_overlong: bool = False,
     eval_every: int,
@@ -94,11 +94,11 @@ def train(
     """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
     place.
 
-    `groups_per_batch` is of all processes together. `outcome(ticket, trajectories)` is what a group, admitted or
-    refused, tells the curriculum; `observe` takes what all processes' groups told, before the next batch is drawn.
-    `admit` may refuse a scored group. With `filter_overlong` what a limit cut is compared with and not trained on
-    (`without_overlong`). A failed *episode* is data; whatever a thread, the fault budget or the device raises ends the
-    loop, in every process.
+    `groups_per_batch` is of all processes together. `credit` is one of rl/credit.py. `outcome(ticket, trajectories)` is
+    what a group, admitted or refused, tells the curriculum; `observe` takes what all processes' groups told, before the
+    next batch is drawn. `admit` may refuse a scored group. With `filter_overlong` what a limit cut is compared with and
+    not trained on (`without_overlong`). A failed *episode* is data; whatever a thread, the fault budget or the device
+    raises ends the loop, in every process.
     """
     last, skipped = progress.step >= steps, 0
     while not last:
@@ -111,15 +111,13 @@ def train(
             )
             clock.mark("rollout")
 
-            # Credit: one advantage an episode, relative to its group. What no term could judge is in no batch.
+            # Credit: one advantage an episode, or one a turn. What no term could judge is in no batch.
             episodes = [t for group in groups for t in group.trajectories if np.isfinite(reward(t))]
             rewards = [reward(t) for t in episodes]
-            tickets = [t.ticket for t in episodes]
-            credit = advantages.group_relative(np.array(rewards), np.array(tickets), scale=scale)
             place = [(t.ticket, t.member) for t in episodes]
             batch, packing = pack(
                 without_overlong(episodes) if filter_overlong else episodes,
-                dict(zip(place, credit, strict=True)),
+                credit(episodes, rewards),
                 dict(zip(place, rewards, strict=True)),
                 version=progress.version,
             )

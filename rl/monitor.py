@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from tensorboardX import SummaryWriter
 
-from rl.types import Max, Mean
+from rl.types import Mean, Metric
 
 # What the console line shows, label -> metric, those that are there. (tokens a second and phases: see rl/loop.py)
 CONSOLE = {
@@ -69,7 +69,7 @@ class Monitor:
         self._console, self._console_every, self._stream = console, console_every, stream or sys.stdout
         self._started_s = time.monotonic()
 
-    def write(self, step: int, metrics: Mapping[str, Mean | Max | float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Metric | float]) -> None:
         """Record {"step", "time_s", name: value, "count": {name: count}}; what is not finite is null."""
         values = {name: _number(getattr(metric, "value", metric)) for name, metric in metrics.items()}
         counts = {name: _number(metric.count) for name, metric in metrics.items() if isinstance(metric, Mean)}

@@ -186,7 +186,21 @@ class TrajectoryBatch:
     ref_logp: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
     returns: Float[Array, "B T"] | None = None
+    # What a critic's credit follows from token to token, wherever the rows of an episode lie (rl/critic.py): the
+    # episode's number, another for each one of the batch, and Row.turn.
+    episode: Int[Array, "B T"] | None = None
+    turn: Int[Array, "B T"] | None = None
     images: Any | None = None  # ImageBatch, once a policy sees
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What one forward pass says of the tokens of a batch: the first argument of every loss."""
+
+    logp: Float[Array, "B T"]  # nats
+    entropy: Float[Array, "B T"]  # nats, of the distribution that the token was drawn from
+    values: Float[Array, "B T"] | None = None  # of the state before the token; None: the policy has no value head
 
 
 @jax.tree_util.register_dataclass
@@ -228,3 +242,37 @@ class Max:
     def identity(self) -> "Max":
         """The Max that changes nothing when added, of the same shape."""
         return Max(jnp.full_like(self.value, -jnp.inf))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Explained:
+    """1 - Var(R - V) / Var(R) as a metric, kept as five sums so that it adds exactly: 1 for a perfect critic, 0 for a
+    constant one, below 0 for one that is worse than none.
+    """
+
+    count: Any
+    returns: Any  # Σ R
+    returns_sq: Any
+    errors: Any  # Σ (R - V)
+    errors_sq: Any
+
+    def __add__(self, other: "Explained") -> "Explained":
+        return jax.tree.map(lambda a, b: a + b, self, other)
+
+    @property
+    def value(self) -> Any:
+        """NaN where the returns do not vary: there is nothing to explain."""
+        of_returns = self.count * self.returns_sq - self.returns**2
+        of_errors = self.count * self.errors_sq - self.errors**2
+        # by a margin: what rounding leaves of equal returns is no variance
+        xp = jnp if isinstance(self.count, jax.Array) else np
+        varies = of_returns > 1e-6 * self.count * self.returns_sq
+        return xp.where(varies, 1 - of_errors / xp.where(varies, of_returns, 1), xp.nan)
+
+    def identity(self) -> "Explained":
+        """The Explained that changes nothing when added."""
+        return jax.tree.map(jnp.zeros_like, self)
+
+
+Metric = Mean | Max | Explained

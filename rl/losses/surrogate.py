@@ -41,6 +41,28 @@ def clipped(
     return jnp.where(advantages > 0, ratio > 1 + clip_high, (advantages < 0) & (ratio < 1 - clip_low))
 
 
+def clipped_weight_surrogate(
+    log_ratio: Float[Array, "B T"],
+    logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Float[Array, "B T"]:
+    """-sg[clip(r, 1 - clip_low, 1 + clip_high)]·A·log π (CISPO, MiniMax-M1, 2506.13585 eqs. 4-5).
+
+    The clip bounds a token's weight and silences none: the gradient is that of REINFORCE, times at most 1 + clip_high.
+    """
+    ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))
+    return -jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high)) * advantages * logp
+
+
+def cut(log_ratio: Float[Array, "B T"], *, clip_low: float, clip_high: float) -> Bool[Array, "B T"]:
+    """Tokens whose ratio is outside [1 - clip_low, 1 + clip_high], whatever their advantage."""
+    ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))
+    return (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
+
+
 def sequence_log_ratio(
     log_ratio: Float[Array, "B T"], mask: Bool[Array, "B T"], segment: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
@@ -62,6 +84,22 @@ def decoupled_weight(
 
     Multiplies the surrogate; the reduction's denominator stays the full mask (AReaL, 2505.24298 eq. 5 and its code).
     """
-    log_weight = masked.keep(proximal_logp - behavior_logp, mask)
-    weight = jnp.exp(jnp.clip(log_weight, -MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))
+    weight = _weight(proximal_logp, behavior_logp, mask)
     return jax.lax.stop_gradient(jnp.where(mask & (weight <= cap), weight, 0.0))
+
+
+def truncated_weight(
+    proximal_logp: Float[Array, "B T"], behavior_logp: Float[Array, "B T"], mask: Bool[Array, "B T"], *, cap: float
+) -> Float[Array, "B T"]:
+    """w = min(π_proximal / π_behavior, cap), constant to the gradient; 0 off the mask.
+
+    Truncated importance sampling (Ionides 2008): as `decoupled_weight`, but a token over the cap is kept, at the cap.
+    Biased towards the behavior policy, of bounded variance.
+    """
+    weight = _weight(proximal_logp, behavior_logp, mask)
+    return jax.lax.stop_gradient(masked.keep(jnp.minimum(weight, cap), mask))
+
+
+def _weight(proximal_logp, behavior_logp, mask) -> Float[Array, "B T"]:
+    log_weight = masked.keep(proximal_logp - behavior_logp, mask)
+    return jnp.exp(jnp.clip(log_weight, -MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))

@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from rl.types import Row, Trajectory, TrajectoryBatch
 
 _Key = tuple[int, int]  # (ticket, member)
+# An episode's number in a batch fits 31 bits: the tickets of one batch span less than 2^15, also over all processes.
+_TICKETS, _MEMBERS = 2**15, 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,14 +18,15 @@ class _Item:
     """One row to place. Only an episode's last row carries its reward."""
 
     row: Row
-    advantage: float
+    advantage: float | Float[np.ndarray, " t"]
     reward: float
     actions: int  # of the whole episode
+    episode: int
 
 
 def pack(
     trajectories: Sequence[Trajectory],
-    advantages: Mapping[_Key, float],
+    advantages: Mapping[_Key, float | Float[np.ndarray, " turns"]],
     rewards: Mapping[_Key, float],
     *,
     rows: int,
@@ -33,20 +36,23 @@ def pack(
     pad_id: int,
     max_staleness: int | None = None,
     shares: bool = False,
+    chains: bool = False,
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
     Each row of an episode is a segment of its own, anywhere in the batch.
 
-    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. An
-    episode's advantage stands on each of its action tokens, its reward on the last one; staleness = version - the
-    version that sampled the token. Episodes that are not scored, and rows without an action token, add no loss and are
-    left out. `episode_share` is filled if an episode has several rows, or if `shares`: where that can happen, ask for
-    it, so that every batch has one structure and is compiled for once. Stats: rows (used, rounded up), micro_batches,
-    episodes, tokens, action_tokens, pad_frac (of the places in used rows).
+    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. On each
+    action token of an episode stands its advantage, or that of the turn where it has one for each (by Row.turn); on the
+    last one its reward; staleness = version - the version that sampled the token. Episodes that are not scored, and
+    rows without an action token, add no loss and are left out. `episode_share` is filled if an episode has several
+    rows, or if `shares`: where that can happen, ask for it, so that every batch has one structure and is compiled for
+    once. `chains` fills `episode` and `turn`, which a critic on the device needs (rl/critic.py). Stats: rows (used,
+    rounded up), micro_batches, episodes, tokens, action_tokens, pad_frac (of the places in used rows).
 
     Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an
-    advantage or reward, and for two episodes of one (ticket, member). AssertionError for a trained token more than
-    `max_staleness` versions old: whoever admits work (rl/rollout/staleness.py) has let too much through.
+    advantage or reward, or with another number of turns than advantages, and for two episodes of one (ticket, member).
+    AssertionError for a trained token more than `max_staleness` versions old: whoever admits work
+    (rl/rollout/staleness.py) has let too much through.
     """
     if micro_rows < 1 or rows % micro_rows:
         raise ValueError(f"pack: got {rows=} and {micro_rows=}, want rows to be a multiple of micro_rows")
@@ -66,7 +72,7 @@ def pack(
             "groups in a batch"
         )
     shares = shares or len(items) > episodes
-    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id, shares)
+    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id, shares, chains)
     oldest = int(batch.staleness.max(initial=0))
     if max_staleness is not None and oldest > max_staleness:
         raise AssertionError(
@@ -116,13 +122,32 @@ def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
         trained = [row for row in trajectory.rows if row.action_mask.any()]
         episodes += bool(trained)
         actions = sum(int(row.action_mask.sum()) for row in trained)
+        number = trajectory.ticket % _TICKETS * _MEMBERS + trajectory.member
         for row in trained:
-            items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0, actions))
+            reward = rewards[key] if row is trained[-1] else 0.0
+            items.append(_Item(row, _of_row(row, advantages[key], trajectory), reward, actions, number))
     return items, episodes
 
 
+def _of_row(row: Row, advantage: float | np.ndarray, trajectory: Trajectory) -> float | Float[np.ndarray, " t"]:
+    if np.ndim(advantage) == 0:
+        return advantage
+    turns = 1 + max(int(row.turn.max(initial=-1)) for row in trajectory.rows)
+    if np.shape(advantage) != (turns,):
+        key, got = (trajectory.ticket, trajectory.member), np.shape(advantage)
+        raise ValueError(f"pack: episode {key}: got advantages of shape {got}, want one number, or {turns}: one a turn")
+    return np.asarray(advantage)[np.maximum(row.turn, 0)]  # a prompt (-1) has no action, so no advantage
+
+
 def _fill(
-    items: Sequence[_Item], lengths, begin, shape: tuple[int, int], version: int, pad_id: int, shares: bool
+    items: Sequence[_Item],
+    lengths,
+    begin,
+    shape: tuple[int, int],
+    version: int,
+    pad_id: int,
+    shares: bool,
+    chains: bool,
 ) -> TrajectoryBatch:
     """Writes every field with one scatter; `begin` is the flat place of each item's first token."""
     inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # position in its item
@@ -150,8 +175,10 @@ def _fill(
     ends = np.cumsum(lengths)
     for item, end in zip(items, ends, strict=True):
         last[end - 1 - int(np.argmax(item.row.action_mask[::-1]))] = True
-    advantage = np.repeat(np.array([item.advantage for item in items], np.float32), lengths)
+    each = [np.broadcast_to(np.float32(item.advantage), len(item.row.tokens)) for item in items]
+    advantage = np.concatenate(each) if items else np.zeros(0, np.float32)
     reward = np.repeat(np.array([item.reward for item in items], np.float32), lengths)
+    episode = np.repeat(np.array([item.episode for item in items], np.int32), lengths)
     share = np.repeat(1 / np.array([item.actions for item in items], np.float32), lengths) if shares else None
     return TrajectoryBatch(
         tokens=spread(joined("tokens", np.int32), np.int32, pad_id),
@@ -163,4 +190,6 @@ def _fill(
         rewards=spread(np.where(last, reward, 0), np.float32),
         advantages=spread(np.where(mask, advantage, 0), np.float32),
         episode_share=None if share is None else spread(np.where(mask, share, 0), np.float32),
+        episode=spread(episode, np.int32) if chains else None,
+        turn=spread(joined("turn", np.int32), np.int32) if chains else None,
     )

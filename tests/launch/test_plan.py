@@ -22,8 +22,12 @@ AT_LEAST_1 = (
 AT_LEAST_0 = (
     "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rl.warmup_steps rl.save_every eval.every"
 ).split()
-POSITIVE = "rollout.call_deadline_s sft.learning_rate rl.learning_rate rl.clip_norm rl.temperature".split()
-NOT_NEGATIVE = "sft.weight_decay rl.weight_decay rl.kl_coef rl.entropy_coef reward.max_shaping".split()
+POSITIVE = (
+    "rollout.call_deadline_s sft.learning_rate rl.learning_rate rl.clip_norm rl.temperature rl.value_clip"
+).split()
+NOT_NEGATIVE = (
+    "sft.weight_decay rl.weight_decay rl.kl_coef rl.entropy_coef rl.value_coef credit.weight reward.max_shaping"
+).split()
 
 
 def tree(**changes):
@@ -100,7 +104,13 @@ def test_finite(name):
         ({"engine/contexts": 384}, "engine.contexts: got 384, wanted a tuple of whole numbers"),
         ({"engine/contexts": (192.5, 384)}, "wanted a tuple of whole numbers"),
         ({"rl/max_staleness": 1}, "only synchronous rollout (0)"),
-        ({"rl/recipe": "ppo"}, "rl.recipe='ppo': wanted 'grpo'"),
+        ({"rl/recipe": "prm"}, "rl.recipe='prm': wanted one of grpo, dapo"),
+        ({"rl/recipe": "ppo"}, "rl.recipe='ppo' with credit.name='group': the value head is ppo's"),
+        ({"credit/name": "turn"}, "rl.recipe='grpo' with credit.name='turn'"),
+        ({"credit/name": "step"}, "credit.name='step': wanted one of group, others, anchor, returns, token, turn"),
+        ({"credit/discount": 1.1}, "credit.discount: got 1.1, wanted 0 to 1"),
+        ({"rl/recipe": "rloo"}, "rl.loss_tokens=0: rloo divides an episode's sum by it; wanted at least 1"),
+        ({"rl/kl_kind": "k4"}, "rl.kl_kind='k4': wanted k1, k2 or k3"),
         ({"rl/group_size": 1}, "a group of one has advantage 0"),
         ({"rl/schedule": "step"}, "wanted constant, cosine or linear"),
         ({"rl/reduce": "fixed"}, "wanted sequence or token"),

@@ -103,20 +103,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_advantages.py::test_a4_groups_are_by_number_not_by_place",
         "rl/advantages.py",
-        "members = np.flatnonzero(valid & (groups == group))",
-        "members = np.flatnonzero(valid)[group :: len(np.unique(groups))]",
+        'places = places[np.argsort(groups[places], kind="stable")]',
+        "pass",
     ),
     Mutant(
         "tests/rl/test_advantages.py::test_a5_a_failed_member_is_absent",
         "rl/advantages.py",
-        "members = np.flatnonzero(valid & (groups == group))",
-        "members = np.flatnonzero(groups == group)",
+        "places = np.flatnonzero(valid)",
+        "places = np.arange(len(valid))",
     ),
     Mutant(
         "tests/rl/test_advantages.py::test_a9_a10_tool_output_takes_no_part",
         "rl/advantages.py",
-        "carry = jax.tree.map(lambda new, old: jnp.where(is_action, new, old), (advantage, value), carry)",
-        "carry = (advantage, value)",
+        "order = jnp.argsort(jnp.where(mask, -places, 1))  # the masked tokens, the last one first, then the others",
+        "mask, order = mask | True, -places - 1",
     ),
     Mutant(
         "tests/rl/test_losses.py::test_garbage_off_the_mask_changes_no_bit",
@@ -147,6 +147,79 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/metrics/success.py",
         "return 1.0 - math.comb(n - successes, k) / math.comb(n, k)",
         "return 1.0 - (1 - successes / n) ** k",
+    ),
+    # -- credit: an estimator's chain is the episode's own, wherever it lies; a turn is a turn by its number
+    Mutant(
+        "tests/laws/test_critic.py::test_a_packed_token_gets_what_its_episode_alone_gives_it",
+        "rl/critic.py",
+        "order = jnp.lexsort((batch.turn.ravel(), batch.episode.ravel()))",
+        "order = jnp.arange(batch.turn.size)",
+    ),
+    Mutant(
+        "tests/laws/test_critic.py::test_an_update_of_ppo_is_the_same_however_laid_out_cut_and_spread",
+        "rl/learner.py",
+        "return {name: x.at[i].set(getattr(scored, name)) for name, x in filled.items()}",
+        "return {name: x.at[0].set(getattr(scored, name)) for name, x in filled.items()}",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_a_chain_longer_than_a_block_and_several_episodes_after_one_another",
+        "rl/advantages.py",
+        "return (product * before + x).T.ravel()",
+        "return x.T.ravel()",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_observations_and_neighbours_change_no_estimate",
+        "rl/advantages.py",
+        "goes_on &= episode[order] == jnp.roll(episode[order], 1)",
+        "pass",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_turn_level_gae",
+        "rl/advantages.py",
+        "starts = mask & ((before < 0) | changes)",
+        "starts = mask",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_a_turn_that_earns_nothing_is_a_turn",
+        "rl/advantages.py",
+        "return run, starts, mask & (last[run] == places)",
+        "return run, starts, mask & (places == mask.shape[0] - 1)",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_gigpo_s_anchors_are_of_one_group_and_of_any_step",
+        "rl/advantages.py",
+        "states = zip(np.asarray(groups)[owner].tolist(), (a for own in anchors for a in own), strict=True)",
+        "states = zip([0] * len(owner), (a for own in anchors for a in own), strict=True)",
+    ),
+    Mutant(
+        "tests/rl/test_credit.py::test_an_anchor_is_what_was_read_since_the_last_action",
+        "rl/credit.py",
+        "(acted,) = np.nonzero(row.action_mask[:start])",
+        "(acted,) = np.nonzero(row.action_mask[:0])",
+    ),
+    Mutant(
+        "tests/rl/test_batcher.py::test_an_advantage_a_turn_and_what_a_critic_follows",
+        "rl/rollout/batcher.py",
+        "return np.asarray(advantage)[np.maximum(row.turn, 0)]",
+        "return np.asarray(advantage)[np.maximum(row.turn - 1, 0)]",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_clipped_value_loss",
+        "rl/losses/value.py",
+        "return jnp.maximum(error, jnp.square(bounded - returns)) / 2",
+        "return jnp.minimum(error, jnp.square(bounded - returns)) / 2",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_cispo_silences_no_token",
+        "rl/losses/surrogate.py",
+        "return -jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high)) * advantages * logp",
+        "return -jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages",
+    ),
+    Mutant(
+        "tests/envs/test_credit.py::test_one_action_alone_decides",
+        "envs/credit.py",
+        'right = asked and self._set[data["deciding"]] == data["asked"]',
+        'right = asked and data["asked"] in self._set',
     ),
     # -- learner: packed == one-per-row, any cut, any number of devices; zero gradient off the mask; bad updates refused
     Mutant(
@@ -608,8 +681,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
         "rl/rollout/batcher.py",
-        "items.append(_Item(row, advantages[key], rewards[key] if row is trained[-1] else 0.0, actions))",
-        "items.append(_Item(row, advantages[key], rewards[key], actions))",
+        "reward = rewards[key] if row is trained[-1] else 0.0",
+        "reward = rewards[key]",
     ),
     # -- asynchrony: the staleness bound
     Mutant(
@@ -702,8 +775,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_resume.py::test_stopped_after_k_steps_and_resumed_equals_uninterrupted[1]",
         "launch/train.py",
-        "build.serving(plan, model, state.params,",
-        "build.serving(plan, model, runs.starting_params(plan, model, workdir, None, learner, key),",
+        "build.serving(plan, model, policy.sampled(state.params),",
+        "build.serving(plan, model, policy.sampled(runs.starting_params(plan, model, workdir, None, learner, key)),",
     ),
     Mutant(
         "tests/rl/test_loop.py::test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion",

@@ -26,7 +26,7 @@ from rl.metrics.episodes import describe
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine, request_key
 from rl.rollout.worker import run_episode, transcribe
-from rl.types import Row, Status, Trajectory, Turn
+from rl.types import Row, Scored, Status, Trajectory, Turn
 from tests.laws import test_learner as learning
 from tests.models import chat_templates as ct
 from tests.models import weights
@@ -307,6 +307,6 @@ def test_gspo_has_a_ratio_for_each_row():
     numbers = {(0, 0): 1.0}
     batch, _ = pack([trajectory], numbers, numbers, rows=1, length=5, micro_rows=1, version=0, pad_id=0)
     logp = np.array([[0, -0.8, -1.6, 0, -0.1]], np.float32)  # log-ratios .2, -.6 | .9
-    loss, _ = recipes.gspo(clip_low=10.0, clip_high=10.0)(logp, np.zeros_like(logp), batch)
+    loss, _ = recipes.gspo(clip_low=10.0, clip_high=10.0)(Scored(logp, np.zeros_like(logp)), batch)
     assert float(loss.count) == pytest.approx(1.0)
     assert float(loss.total) == pytest.approx(-(2 * np.exp(-0.2) + np.exp(0.9)) / 3, rel=1e-6)

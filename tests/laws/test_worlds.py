@@ -21,6 +21,8 @@ def options(name, folder):
         return {"data_dir": str(folder), "sizes": {"train": 60, "validation": 20, "test": 20}}
     if name == "arith":
         return {"sizes": {"train": 60, "validation": 20, "test": 20}}
+    if name == "credit":
+        return {}
     rows = [{"question": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(60)]
     (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {"file": str(folder / "sums.jsonl")}
@@ -31,6 +33,7 @@ FORMS = [
     ("search", 1),
     ("qa", 0),
     ("arith", 0),
+    ("credit", 0),
 ]  # a world, and which of its variants: 1 is under invented names
 
 
@@ -102,7 +105,7 @@ def test_tasks_are_random_access_and_unique(world, splits):
 
 
 def test_unknown_worlds_and_options_list_what_there_is():
-    with pytest.raises(ValueError, match="got 'serach', want one of search, qa"):
+    with pytest.raises(ValueError, match="got 'serach', want one of search, qa, credit"):
         make_world("serach")
     with pytest.raises(ValueError, match=r"got options \['kk'\], want some of \[.*'max_turns'"):
         make_world("search", kk=3)

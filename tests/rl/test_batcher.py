@@ -1,5 +1,7 @@
 """A packed batch is its episodes, token for token, in any order of arrival; padding stays low."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -151,6 +153,24 @@ def test_rows_of_an_episode_are_segments_that_share_it():
     one = pack([episodes[1]], numbers, numbers, **SHAPE)[0]
     assert one.episode_share is None  # as it was before there were such episodes: nothing else is compiled
     assert pack([episodes[1]], numbers, numbers, **SHAPE, shares=True)[0].episode_share.sum() == 1
+
+
+def test_an_advantage_a_turn_and_what_a_critic_follows():
+    """Turns go on over the rows of an episode; an episode has one number in all its rows."""
+    first, second = (dataclasses.replace(row(4, a), turn=np.array(t, np.int32)) for a, t in (
+        ([1, 3], [-1, 0, 0, 1]), ([3], [-1, -1, -1, 2])))  # fmt: skip
+    episodes = [episode(0, 0, first, second), episode(3, 1, row(3, [2], first=10))]
+    advantage = {(0, 0): np.array([1.0, -2, 4]), (3, 1): 0.5}
+    batch, _ = pack(episodes, advantage, {(0, 0): 1.0, (3, 1): 0.0}, **SHAPE, chains=True)
+    np.testing.assert_array_equal(batch.advantages[:2], [[0, 1, 0, -2, 0, 0, 0, 4], [0, 0, 0.5, 0, 0, 0, 0, 0]][:2])
+    np.testing.assert_array_equal(batch.turn[:2], [[-1, 0, 0, 1, -1, -1, -1, 2], [0] * 8])
+    number = 3 * 2**16 + 1
+    np.testing.assert_array_equal(batch.episode[:2], [[0] * 8, [number] * 3 + [0] * 5])
+    assert batch.turn.dtype == batch.episode.dtype == np.int32
+    plain = pack(episodes, advantage, {(0, 0): 1.0, (3, 1): 0.0}, **SHAPE)[0]
+    assert plain.turn is None and plain.episode is None
+    with pytest.raises(ValueError, match=r"episode \(0, 0\): got advantages of shape \(2,\), want one number, or 3"):
+        pack(episodes, advantage | {(0, 0): np.zeros(2)}, {(0, 0): 1.0, (3, 1): 0.0}, **SHAPE)
 
 
 def test_nothing_to_train_is_an_empty_batch():

@@ -5,6 +5,7 @@ and saves.
 import dataclasses
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from envs.base import Task
 from rl import loop
+from rl.credit import relative
 from rl.hosts import ALONE, HostError, Hosts
 from rl.rewards.compose import RewardTerm
 from rl.rollout.pool import Group
@@ -186,7 +188,8 @@ def run(pool, progress=None, **options):
         "publish": lambda params, version: events.append(("publish", version)),
         "keep_episodes": lambda step, kept: events.append(("keep", step, [(t.ticket, t.member) for t in kept])),
         "save": lambda state, progress, score: events.append(("save", progress.step, score)),
-        "steps": 1, "groups_per_batch": 2, "group_size": SIZE, "scale": "none", "drop_equal_groups": False,
+        "steps": 1, "groups_per_batch": 2, "group_size": SIZE, "drop_equal_groups": False,
+        "credit": partial(relative, scale="none"),
         "eval_every": 0, "save_every": 0, **options,
     }  # fmt: skip
     n = kwargs["groups_per_batch"] // kwargs.get("hosts", ALONE).count

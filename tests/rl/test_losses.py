@@ -13,8 +13,16 @@ from rl.losses import recipes
 from rl.losses.kl import kl_estimate
 from rl.losses.reduce import reduce_loss
 from rl.losses.supervised import cross_entropy
-from rl.losses.surrogate import clipped, clipped_surrogate, decoupled_weight, sequence_log_ratio
-from rl.types import TrajectoryBatch
+from rl.losses.surrogate import (
+    clipped,
+    clipped_surrogate,
+    clipped_weight_surrogate,
+    decoupled_weight,
+    sequence_log_ratio,
+    truncated_weight,
+)
+from rl.losses.value import clipped_value_loss, explained_variance
+from rl.types import Scored, TrajectoryBatch
 
 # SPECS D1: two sequences of three and two tokens, one a row.
 MASK = jnp.array([[1, 1, 1], [1, 1, 0]], bool)
@@ -34,7 +42,7 @@ def batch_of(behavior=OLD, advantages=ADVANTAGE, mask=MASK, segment=SEGMENT, **f
 
 
 def loss_of(loss_fn, logp=NEW, **fields):
-    return float(loss_fn(logp, jnp.zeros_like(logp), batch_of(**fields))[0].value)
+    return float(loss_fn(Scored(logp, jnp.zeros_like(logp)), batch_of(**fields))[0].value)
 
 
 # --- worked numbers ---------------------------------------------------------------------------------------------------
@@ -114,7 +122,7 @@ def test_decoupled_is_plain_where_proximal_is_behavior():
     plain, decoupled = recipes.dapo(clip_high=0.2), recipes.ppo_decoupled()
 
     def gradient(f):
-        return jax.grad(lambda x: f(x, 0 * x, batch_of(proximal_logp=OLD))[0].total)(NEW)
+        return jax.grad(lambda x: f(Scored(x, 0 * x), batch_of(proximal_logp=OLD))[0].total)(NEW)
 
     assert_array_equal(gradient(plain), gradient(decoupled))
 
@@ -132,6 +140,18 @@ def test_nemo_rl_rows():
     weight = decoupled_weight(jnp.full((1, 3), -1.0), jnp.array([[-0.5, -1.5, -0.8]]), ones, cap=5.0)
     assert_allclose(weight, [[0.6065, 1.6487, 0.8187]], atol=1e-4)
     assert float(jnp.mean(weight * loss)) == pytest.approx(-0.2065, abs=1e-4)
+    # cut to .8, not rejected: (-.5 · .6065 + 1 · .8 - 2.4 · .8) / 3
+    gen = jnp.array([[-0.5, -1.5, -0.8]])
+    weight = truncated_weight(jnp.full((1, 3), -1.0), gen, ones, cap=0.8)
+    assert_allclose(weight, [[0.6065, 0.8, 0.8]], atol=1e-4)
+    assert float(jnp.mean(weight * loss)) == pytest.approx(-0.4744, abs=1e-4)
+    # + .1 k3 to a reference
+    k3 = kl_estimate(jnp.array([0.0, -1, -2]), jnp.full(3, -1.0), kind="k3")
+    assert float(0.1 * jnp.mean(k3)) == pytest.approx(0.0362, abs=1e-4)
+    # REINFORCE: -(1 · -.5 - 1 · -1 + 2 · -1.5) / 3, as CISPO whose bounds hold nothing
+    fields = dict(mask=ones, segment=ones.astype(jnp.int32), advantages=advantages)
+    now = jnp.array([[-0.5, -1, -1.5]])
+    assert loss_of(recipes.cispo(clip_high=0.2), now, behavior=now, **fields) == pytest.approx(0.8333, abs=1e-4)
     # dual clip
     log_ratio = jnp.log(jnp.array([[0.5, 1, 10]]))
     loss = clipped_surrogate(log_ratio, jnp.array([[1.0, -1, -4]]), **clip, dual_clip=3.0)
@@ -139,6 +159,12 @@ def test_nemo_rl_rows():
     # slime: c = 1.5
     loss = clipped_surrogate(jnp.log(jnp.array([2, 2, 0.5])), jnp.array([2.0, -2, 2]), **clip, dual_clip=1.5)
     assert_allclose(loss, [-2.4, 3, -1], rtol=1e-6)
+    # SkyRL: CISPO on the data of the dual clip, weights .8, 1 and 1.2
+    old = jnp.array([-1.0, -1, -3])
+    ratio = jnp.log(jnp.array([0.5, 1, 10]))
+    loss = clipped_weight_surrogate(ratio, old + ratio, jnp.array([1.0, -1, -4]), **clip)
+    assert_allclose(loss, [0.8 * 1.693147, -1, 1.2 * -4 * 0.697415], rtol=1e-5)
+    assert float(jnp.sum(loss)) == pytest.approx(-2.9930, abs=1e-4)
     with pytest.raises(ValueError, match="dual_clip: got 1.0, want a bound above 1"):
         clipped_surrogate(log_ratio, log_ratio, **clip, dual_clip=1.0)
 
@@ -176,6 +202,113 @@ def test_reductions():
         reduce_loss(x, m, one, how="mean")
     with pytest.raises(ValueError, match="length: got None with how='fixed'"):
         reduce_loss(x, m, one, how="fixed")
+
+
+def test_weights_of_stale_tokens_are_data():
+    proximal, mask = jnp.array([2.0, 0.0, jnp.nan]), jnp.array([1, 1, 0], bool)
+    assert_array_equal(truncated_weight(proximal, jnp.zeros(3), mask, cap=5.0), [5, 1, 0])  # decoupled: [0, 1, 0]
+
+    def total(x):
+        return jnp.sum(truncated_weight(x, jnp.zeros(3), mask, cap=5.0))
+
+    assert not jnp.any(jax.grad(total)(proximal))
+
+
+def test_cispo_silences_no_token():
+    """d/d log π of -sg[clip(r)]·A·log π is -clip(r)·A where PPO's clip gives 0: r 1.5 with A > 0, r .5 with A < 0."""
+    ratio, a = jnp.log(jnp.array([1.5, 0.5, 1.0])), jnp.array([2.0, -2, 2])
+
+    def total(logp, f):
+        return jnp.sum(f(logp - OLD[0], logp))
+
+    def cispo(log_ratio, logp):
+        return clipped_weight_surrogate(log_ratio, logp, a, clip_low=0.2, clip_high=0.2)
+
+    def ppo(log_ratio, logp):
+        return clipped_surrogate(log_ratio, a, clip_low=0.2, clip_high=0.2)
+
+    assert_allclose(jax.grad(total)(OLD[0] + ratio, cispo), [-1.2 * 2, 0.8 * 2, -2], rtol=1e-6)
+    assert_allclose(jax.grad(total)(OLD[0] + ratio, ppo), [0, 0, -2], rtol=1e-6)
+    batch = batch_of(behavior=NEW - jnp.pad(ratio[None], ((0, 1), (0, 0))), mask=MASK & jnp.array([[True], [False]]))
+    metrics = recipes.cispo(clip_high=0.28)(Scored(NEW, 0 * NEW), batch)[1]
+    assert float(metrics["policy/clip_frac"].value) == pytest.approx(1 / 3)  # 1.5 is over; nothing is under 1 - 1
+
+
+def test_gspo_token_pushes_each_turn_by_its_own_advantage():
+    """One ratio s for the sequence; d loss / d log π_t = -s·A_t / |y|. Where all A are equal it is GSPO."""
+    s = np.exp((0.2 - 0.3 + 0.0) / 3)
+    first = MASK & jnp.array([[True], [False]])
+    each = jnp.array([[1.0, -2, 0.5], [0, 0, 0]])
+
+    def gradient(recipe, advantages):
+        batch = batch_of(mask=first, advantages=advantages)
+        return jax.grad(lambda x: recipe(clip_low=0.2, clip_high=0.2)(Scored(x, 0 * x), batch)[0].total)(NEW)
+
+    assert_allclose(gradient(recipes.gspo_token, each)[0], -s * each[0] / 3, rtol=1e-5)
+    assert_array_equal(gradient(recipes.gspo_token, ADVANTAGE), gradient(recipes.gspo, ADVANTAGE))
+
+
+def test_recipes_that_are_another_at_another_rate():
+    """Leave-one-out is G/(G - 1) times the centred reward: RLOO is Dr. GRPO, D1's -.0202810 at A ±.5, twice at ±1."""
+    assert loss_of(recipes.rloo(length=8)) == pytest.approx(2 * -0.0202810, abs=1e-6)
+    assert loss_of(recipes.gigpo()) == pytest.approx(0.0828198, abs=1e-6)
+    assert loss_of(recipes.reinforce_pp()) == pytest.approx(-0.1297987, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "mean"), [("k1", (0.2 - 0.3 + 0.4 - 0.3) / 5), ("k2", 0.038), ("k3", 0.0377537)])
+def test_the_kl_in_the_loss_is_the_one_asked_for(kind, mean):
+    """k2: (.04 + .09 + 0 + .16 + .09) / 2 / 5. The metric is k3 whichever trains."""
+    loss_fn = recipes.dapo(clip_high=0.2, kl_coef=0.5, kl_kind=kind)
+    assert loss_of(loss_fn, ref_logp=OLD) == pytest.approx(-0.1297987 + 0.5 * mean, abs=1e-6)
+    metrics = loss_fn(Scored(NEW, 0 * NEW), batch_of(ref_logp=OLD))[1]
+    assert float(metrics["policy/ref_kl"].value) == pytest.approx(0.0377537, abs=1e-6)
+
+
+def test_clipped_value_loss():
+    """V = 1, clip .2: v 1.5 is seen as 1.2 too, and the larger error counts."""
+    v, old = jnp.array([1.5, 1.5, 1.1, 0.5]), jnp.ones(4)
+    returns = jnp.array([2.0, 1.0, 2.0, 2.0])
+    # max(.5², .8²)/2, max(.5², .2²)/2, max(.9², .9²)/2, max(1.5², 1.2²)/2
+    assert_allclose(clipped_value_loss(v, old, returns, clip=0.2), [0.32, 0.125, 0.405, 1.125], rtol=1e-6)
+    assert_allclose(clipped_value_loss(v, old, returns, clip=None), [0.125, 0.125, 0.405, 1.125], rtol=1e-6)
+    grad = jax.grad(lambda v: jnp.sum(clipped_value_loss(v, old, returns, clip=0.2)))(v)
+    assert_allclose(grad, [0, 0.5, -0.9, -1.5], rtol=1e-5)  # the first had come too far already
+
+
+def test_explained_variance():
+    """R = 0, 1, 2, V = .5, 1, 1.5: errors -.5, 0, .5, variances 1/6 of 2/3: 1 - 1/4. Adds over any split."""
+    returns, values = jnp.array([[0.0, 1, 2, 99]]), jnp.array([[0.5, 1, 1.5, jnp.nan]])
+    mask = jnp.array([[1, 1, 1, 0]], bool)
+    whole = explained_variance(values, returns, mask)
+    assert float(whole.value) == pytest.approx(0.75)
+    parts = [explained_variance(values[:, i : i + 2], returns[:, i : i + 2], mask[:, i : i + 2]) for i in (0, 2)]
+    assert float((parts[0] + parts[1] + whole.identity()).value) == pytest.approx(0.75)
+    assert float(explained_variance(returns, returns, mask).value) == 1
+    assert float(explained_variance(0 * returns + 7, returns, mask).value) == pytest.approx(0, abs=1e-5)  # a bias
+    assert float(explained_variance(-returns, returns, mask).value) == pytest.approx(-3)
+    for equal in (0.0, 0.3):
+        assert np.isnan(float(explained_variance(values, jnp.full((1, 4), equal), mask).value))
+    assert np.isnan(jax.device_get(whole.identity()).value) and jax.device_get(whole).value == pytest.approx(0.75)
+
+
+def test_ppo_adds_the_value_loss_over_the_same_tokens():
+    """D1 by the token mean, -.1297987, + .5 · mean of ½(v - R)²: errors 1 on three tokens, 2 on two: (1.5 + 4) / 5."""
+    returns = jnp.array([[1.0, 1, 1], [2, 2, 0]])
+    scored, batch = Scored(NEW, 0 * NEW, jnp.zeros((2, 3))), batch_of(values=jnp.zeros((2, 3)), returns=returns)
+    loss, metrics = recipes.ppo()(scored, batch)
+    assert float(loss.value) == pytest.approx(-0.1297987 + 0.5 * 1.1, abs=1e-6) and float(loss.count) == 5
+    assert float(metrics["value/loss"].value) == pytest.approx(1.1)
+    assert float(metrics["value/return"].value) == pytest.approx(1.4) and float(metrics["value/mean"].value) == 0
+    assert float(metrics["value/explained"].value) == pytest.approx(0) and float(metrics["value/clip_frac"].value) == 0
+    assert float(recipes.critic()(scored, batch)[0].value) == pytest.approx(1.1)
+    by_episode = recipes.critic(reduce="sequence")(scored, batch)[0]
+    assert float(by_episode.value) == pytest.approx((0.5 + 2) / 2)
+    far = dataclasses.replace(scored, values=jnp.full((2, 3), 0.3))
+    assert float(recipes.ppo()(far, batch)[1]["value/clip_frac"].value) == 1
+    with pytest.raises(ValueError, match=r'needs values, got none; make_learner\(heads=\("value_head",\)\) gives them'):
+        recipes.ppo()(Scored(NEW, 0 * NEW), batch)
+    with pytest.raises(ValueError, match="needs batch.returns, got None"):
+        recipes.ppo()(scored, dataclasses.replace(batch, returns=None))
 
 
 # --- CASES B ----------------------------------------------------------------------------------------------------------
@@ -254,7 +387,7 @@ def test_b6_a_step_on_the_kl_term_lowers_the_exact_kl():
         fields = dict(mask=jnp.ones((1, 5), bool), segment=jnp.ones((1, 5), jnp.int32), advantages=jnp.zeros((1, 5)))
         tokens = jnp.array([[0, 0, 0, 0, 1]])
         batch = batch_of(behavior=jax.lax.stop_gradient(p)[tokens], ref_logp=ref[tokens], **fields)
-        return recipes.grpo(kl_coef=1.0)(p[tokens], jnp.zeros((1, 5)), batch)[0].value
+        return recipes.grpo(kl_coef=1.0)(Scored(p[tokens], jnp.zeros((1, 5))), batch)[0].value
 
     start = jnp.log(jnp.array([0.8, 0.2]))
     assert exact(start - 0.1 * jax.grad(term)(start)) < exact(start)
@@ -287,7 +420,7 @@ def test_gspo_equals_grpo_for_one_token_actions():
     mask = jnp.array([[1, 0, 0], [0, 1, 0]], bool)
 
     def gradient(f):
-        return jax.value_and_grad(lambda x: f(x, 0 * x, batch_of(mask=mask))[0].total)(NEW)
+        return jax.value_and_grad(lambda x: f(Scored(x, 0 * x), batch_of(mask=mask))[0].total)(NEW)
 
     jax.tree.map(assert_array_equal, gradient(recipes.grpo()), gradient(recipes.grpo(level="sequence")))
 
@@ -299,40 +432,50 @@ RECIPES = {
     "dapo": recipes.dapo(),
     "dr_grpo": recipes.dr_grpo(length=8),
     "gspo": recipes.gspo(clip_low=0.2, clip_high=0.2),
+    "rloo": recipes.rloo(length=8, kl_coef=0.1, kl_kind="k1"),
+    "reinforce_pp": recipes.reinforce_pp(kl_coef=0.1),
+    "cispo": recipes.cispo(clip_high=0.28),
+    "gigpo": recipes.gigpo(),
+    "gspo_token": recipes.gspo_token(clip_low=0.2, clip_high=0.2),
+    "ppo": recipes.ppo(),
+    "critic": recipes.critic(),
     "ppo_decoupled": recipes.ppo_decoupled(),
+    "ppo_truncated": recipes.ppo_decoupled(decoupled_cap=1.1, weigh=truncated_weight),
     "sft": recipes.sft(),
 }
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("garbage", [jnp.nan, jnp.inf, 1e30])
-def test_garbage_off_the_mask_changes_no_bit(name, garbage):
+def test_garbage_off_the_mask_changes_no_bit(name):
     mask = jnp.array([[0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]], bool)
     segment = jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
     rng = np.random.default_rng(1)
-    names = ("behavior", "advantages", "proximal_logp", "ref_logp")
+    names = ("behavior", "advantages", "proximal_logp", "ref_logp", "values", "returns")
     fields = {n: jnp.asarray(rng.normal(size=(2, 6)), jnp.float32) for n in names}
-    logp, entropy = jnp.asarray(rng.normal(size=(2, 2, 6)), jnp.float32)
+    scored = Scored(*jnp.asarray(rng.normal(size=(3, 2, 6)), jnp.float32))
 
+    @jax.jit
     def run(fill):
-        def total(logp, entropy):
+        def total(scored):
             filled = {n: jnp.where(mask, x, fill) for n, x in fields.items()}
-            loss, metrics = RECIPES[name](logp, entropy, batch_of(mask=mask, segment=segment, **filled))
+            loss, metrics = RECIPES[name](scored, batch_of(mask=mask, segment=segment, **filled))
             return loss.total, (loss.count, metrics)
 
-        dirty = jnp.where(mask, logp, fill), jnp.where(mask, entropy, fill)
-        return jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(*dirty)
+        return jax.value_and_grad(total, has_aux=True)(jax.tree.map(lambda x: jnp.where(mask, x, fill), scored))
 
-    clean, dirty = run(0.0), run(garbage)
-    jax.tree.map(assert_array_equal, clean, dirty)
-    for grad in dirty[1]:
-        assert not jnp.any(jnp.where(mask, 0, grad)), "gradient off the mask"
-    assert jnp.any(dirty[1][0])
+    clean = run(0.0)
+    for garbage in (jnp.nan, jnp.inf, 1e30):
+        dirty = run(garbage)
+        jax.tree.map(assert_array_equal, clean, dirty)
+        for grad in jax.tree.leaves(dirty[1]):
+            assert not jnp.any(jnp.where(mask, 0, grad)), "gradient off the mask"
+    assert jnp.any(clean[1].values if name == "critic" else clean[1].logp)
+    assert bool(jnp.any(clean[1].values)) == (name in ("critic", "ppo"))
 
 
 def test_metrics_of_a_policy_loss():
     stale = dataclasses.replace(batch_of(), staleness=jnp.array([[0, 1, 0], [2, 0, 0]]))
-    metrics = recipes.grpo()(NEW, jnp.full((2, 3), 0.5), stale)[1]
+    metrics = recipes.grpo()(Scored(NEW, jnp.full((2, 3), 0.5)), stale)[1]
     got = {name: float(metric.value) for name, metric in metrics.items()}
     r = np.exp([0.2, -0.3, 0, 0.4, -0.3])
     assert got["policy/entropy"] == pytest.approx(0.5)

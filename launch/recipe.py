@@ -1,0 +1,70 @@
+"""What a config's recipe and credit stand for: the loss, the advantages, the critic."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from launch.plan import Plan
+from rl import credit, critic
+from rl.losses import recipes
+from rl.losses.recipes import LossFn
+from rl.rewards.compose import RewardTerm
+
+
+def build_loss(plan: Plan) -> LossFn:
+    """The recipe with the plan's clip, KL and entropy; where a recipe says how it is reduced, rl.reduce is not read."""
+    rl = plan.rl
+    shared = {
+        "clip_low": rl.clip_low,
+        "clip_high": rl.clip_high,
+        "kl_coef": rl.kl_coef,
+        "kl_kind": rl.kl_kind,
+        "entropy_coef": rl.entropy_coef,
+    }
+    recipe: dict[str, Callable[..., LossFn]] = {
+        "grpo": partial(recipes.grpo, reduce=rl.reduce),
+        "dapo": recipes.dapo,
+        "dr_grpo": partial(recipes.dr_grpo, length=rl.loss_tokens),
+        "rloo": partial(recipes.rloo, length=rl.loss_tokens),
+        "reinforce_pp": recipes.reinforce_pp,
+        "gspo": recipes.gspo,
+        "gspo_token": recipes.gspo_token,
+        "gigpo": recipes.gigpo,
+        "cispo": recipes.cispo,
+        "ppo": partial(recipes.ppo, reduce=rl.reduce, value_coef=rl.value_coef, value_clip=rl.value_clip),
+    }
+    return recipe[rl.recipe](**shared)
+
+
+def build_credit(plan: Plan, terms: Sequence[RewardTerm]) -> credit.CreditFn:
+    """Episodes and rewards -> credit, on the host; nothing yet where the device fills it."""
+    c = plan.credit
+    if c.name == "group":
+        return partial(credit.relative, scale=plan.rl.scale)
+    if c.name == "others":
+        return credit.leave_one_out
+    if c.name == "anchor":
+        how = {"discount": c.discount, "weight": c.weight, "scale": plan.rl.scale}
+        return partial(credit.by_anchor, **how, terms=terms)
+    return credit.of_critic
+
+
+def build_critic(plan: Plan) -> critic.Estimator | None:
+    """What `learner.prepare` fills advantages with; None where the host does."""
+    c = plan.credit
+    how = {"discount": c.discount, "lambda_": c.lambda_}
+    if c.name in ("group", "others", "anchor"):
+        return None
+    if c.name == "returns":
+        estimator = critic.token_level(discount=c.discount, lambda_=1.0)
+    elif c.name == "token":
+        estimator = critic.token_level(**how)
+    elif c.name == "turn":
+        estimator = critic.turn_level(**how)
+    else:
+        estimator = critic.bi_level(**how, turn_discount=c.turn_discount)
+    return critic.whitened(estimator) if c.whiten else estimator
+
+
+def heads(plan: Plan) -> tuple[str, ...]:
+    """The heads that RL trains beside the policy, fresh at its start; nobody who only samples reads them."""
+    return ("value_head",) if plan.rl.recipe == "ppo" else ()

@@ -1,0 +1,98 @@
+"""Every recipe and credit that a config may name is built, with the numbers that the config gives it, and runs."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.defaults import defaults
+from launch import build, policy, recipe, runs, train
+from launch.plan import ON_DEVICE, ON_HOST, RECIPES, make_plan
+from launch.workdir import open_workdir
+from models.config import ModelConfig
+from rl.rewards.compose import RewardTerm
+from rl.types import Scored, TrajectoryBatch
+
+
+def plan_of(name, /, **credit):
+    config = defaults()
+    config.rl.recipe, config.rl.loss_tokens, config.rl.clip_high = name, 4, 0.5
+    config.credit.name = "token" if name == "ppo" else "group"
+    config.credit.update(credit)
+    return make_plan(config)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_the_config_s_clip(name):
+    """One token of ratio 1.4, A = 1: within a clip of .5, so the loss moves with log π in every recipe."""
+    ones = jnp.ones((1, 1))
+    data = dict(advantages=ones, rewards=ones, values=ones, returns=ones)
+    index = jnp.ones((1, 1), jnp.int32)
+    batch = TrajectoryBatch(index, index, index, index > 0, jnp.log(ones), index * 0, **data)
+    loss_fn = recipe.build_loss(plan_of(name))
+
+    def loss(logp):
+        return loss_fn(Scored(logp, 0 * ones, ones), batch)[0].value
+
+    scale = {"dr_grpo": 4, "rloo": 4}.get(name, 1)
+    assert float(jax.grad(lambda x: loss(jnp.log(1.4 * ones) + x))(0.0)) == pytest.approx(-1.4 / scale, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ON_HOST + ON_DEVICE)
+def test_every_credit_is_of_the_host_or_of_the_device(name):
+    ppo = name in ("token", "turn", "bi_level")
+    plan = plan_of("ppo" if ppo else "grpo", name=name, discount=0.5, whiten=False)
+    critic = recipe.build_critic(plan)
+    assert callable(recipe.build_credit(plan, []))
+    assert (critic is not None) == (name in ON_DEVICE)
+    if critic is not None:  # two turns of one token; a reward of 1 at the end, no values: discounted once
+        rewards, turn, mask = np.array([0, 1.0], np.float32), np.array([0, 1]), np.ones(2, bool)
+        got = critic(rewards, np.zeros(2, np.float32), turn, mask, np.zeros(2, int))[0]
+        assert np.asarray(got).tolist() == ([1, 1] if name == "bi_level" else [0.5, 1])
+    assert recipe.heads(plan) == (("value_head",) if ppo else ())
+
+
+def test_the_value_head_is_fresh_at_the_start_of_rl_and_nobody_samples_with_it():
+    model = ModelConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
+    params, key = {"embed": jnp.zeros((8, 8))}, jax.random.key(1)
+    start = policy.with_heads(plan_of("ppo"), model, params, key)
+    assert start.keys() == {*params, "value_head"} and policy.sampled(start).keys() == params.keys()
+    assert policy.with_heads(plan_of("grpo"), model, params, key).keys() == params.keys()
+    assert policy.with_heads(plan_of("ppo"), model, key, key) is key
+
+
+def tiny(name, /, **credit):
+    """Three steps in the world of known credit, by a policy of a few thousand weights."""
+    c = defaults()
+    c.name, c.world.name = "tiny", "credit"
+    c.world.options.steps, c.world.options.switches = 3, 2
+    c.tokenizer.vocab_size = 300
+    c.model.d_model, c.model.n_layers, c.model.n_heads, c.model.n_kv_heads = 32, 1, 2, 2
+    c.model.head_dim, c.model.d_ff = 16, 32
+    c.batch.length, c.batch.rows, c.batch.micro_rows, c.batch.logp_chunk = 512, 8, 2, 128
+    c.engine.lanes, c.engine.residents, c.engine.capacity, c.engine.contexts = 8, 8, 512, (512,)
+    c.rollout.threads, c.rollout.max_turn_tokens, c.rollout.max_episode_tokens = 8, 8, 512
+    c.rl.recipe, c.rl.steps, c.rl.groups_per_batch, c.rl.group_size, c.rl.save_every = name, 2, 2, 4, 1
+    c.eval.n, c.eval.every = 4, 0
+    c.credit.update(credit)
+    return c
+
+
+@pytest.mark.parametrize(("name", "credit"), [("ppo", "turn"), ("gigpo", "anchor")])
+def test_a_run_trains_is_resumed_and_its_policy_is_read(name, credit, tmp_path, monkeypatch):
+    """A policy of chance hardly ever succeeds, so that the reward here is how many ids of an episode are even."""
+    even = RewardTerm("outcome", 1.0, "episode", lambda t: float(np.mean(t.rows[-1].tokens % 2 == 0)))
+    monkeypatch.setattr(build, "build_terms", lambda plan: [even])
+    config = tiny(name, name=credit)
+    plan = make_plan(config)
+    with open_workdir(tmp_path / "run", config) as workdir:
+        train.run(plan, workdir, None, stop_at_step=1)
+        train.run(plan, workdir, None)
+        records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+        assert [r["step"] for r in records] == [1, 2] and all(r["policy/advantage_abs"] > 0 for r in records)
+        assert all(r["optim/skipped"] == 0 for r in records)
+        assert ("value/explained" in records[0]) == (name == "ppo")
+        _, _, params = runs.open_policy(plan, workdir)
+        assert "value_head" not in params and "embed" in params

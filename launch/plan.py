@@ -370,8 +370,8 @@ def _check_rates(plan: Plan) -> None:
         _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
     _refuse(not 0 < rl.b2 < 1, f"rl.b2: got {rl.b2}, wanted more than 0 and less than 1")
     _refuse(
-        not 0 <= rl.clip_low < 1 or rl.clip_high < 0,
-        f"rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: wanted 0 <= low < 1 and high >= 0",
+        not 0 <= rl.clip_low <= 1 or rl.clip_high < 0,
+        f"rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: wanted 0 <= low <= 1 and high >= 0",
     )
 
 

@@ -40,7 +40,7 @@ def test_it_builds_and_makes_a_plan(name):
     assert plan.name == name
     assert make_plan(config.to_dict()) == plan
     assert make_plan(json.loads(json.dumps(config.to_dict()))) == plan, "a resumed run reads its config from JSON"
-    free = ("world.options.", "reward.terms.", "reward.reach.")
+    free = ("world.options.", "reward.terms.", "reward.reach.", "reward.options.")
     known = leaves(defaults().to_dict())
     new = {leaf for leaf in leaves(config.to_dict()) if not leaf.startswith(free)} - known
     assert not new, "a key that defaults() lacks"

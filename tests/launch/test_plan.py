@@ -83,7 +83,7 @@ def test_finite(name):
     [
         ({"rl/b2": 1.0}, "rl.b2: got 1.0, wanted more than 0 and less than 1"),
         ({"rl/b2": 0.0}, "rl.b2: got 0.0"),
-        ({"rl/clip_low": 1.0}, "wanted 0 <= low < 1"),
+        ({"rl/clip_low": 1.1}, "wanted 0 <= low <= 1"),
         ({"rl/clip_high": -0.1}, "high >= 0"),
         ({"batch/length": 1}, "batch.length: got 1, wanted at least 2"),
         ({"batch/rows": 129}, "batch.rows=129 is not a multiple of batch.micro_rows=2"),

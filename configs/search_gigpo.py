@@ -1,0 +1,19 @@
+"""Search by GiGPO (2505.10978): the episode in its group, and each turn among those taken in the same state.
+
+Run:    python -m launch.quickstart --config=configs/search_gigpo.py --workdir=runs/search_gigpo/seed0
+Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
+Expect: README.md, "Recipes and credit".
+"""
+
+from configs import quickstart
+from configs.arg import parse_arg
+
+
+def get_config(arg: str = ""):
+    parse_arg(arg)
+    c = quickstart.get_config()
+    c.name = "search_gigpo"
+    c.rl.recipe = "gigpo"
+    c.credit.name = "anchor"
+    c.credit.discount = 0.95
+    return c

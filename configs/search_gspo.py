@@ -1,0 +1,18 @@
+"""Search by GSPO (2507.18071): one length-normalised ratio for each row of an episode.
+
+Run:    python -m launch.quickstart --config=configs/search_gspo.py --workdir=runs/search_gspo/seed0
+Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
+Expect: README.md, "Recipes and credit".
+"""
+
+from configs import quickstart
+from configs.arg import parse_arg
+
+
+def get_config(arg: str = ""):
+    parse_arg(arg)
+    c = quickstart.get_config()
+    c.name = "search_gspo"
+    c.rl.recipe = "gspo"
+    c.rl.clip_low, c.rl.clip_high = 3e-4, 4e-4
+    return c

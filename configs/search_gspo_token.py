@@ -1,0 +1,22 @@
+"""Search by GSPO-token (2507.18071, eq. 13): the sequence's ratio, and an advantage of each turn's own.
+
+The advantages are GiGPO's: of the episode in its group, and of a turn among those taken in the same state.
+
+Run:    python -m launch.quickstart --config=configs/search_gspo_token.py --workdir=runs/search_gspo_token/seed0
+Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
+Expect: README.md, "Recipes and credit".
+"""
+
+from configs import quickstart
+from configs.arg import parse_arg
+
+
+def get_config(arg: str = ""):
+    parse_arg(arg)
+    c = quickstart.get_config()
+    c.name = "search_gspo_token"
+    c.rl.recipe = "gspo_token"
+    c.rl.clip_low, c.rl.clip_high = 3e-4, 4e-4
+    c.credit.name = "anchor"
+    c.credit.discount = 0.95
+    return c

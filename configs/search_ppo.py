@@ -1,0 +1,21 @@
+"""Search by PPO (1707.06347) with a value head: GAE over the policy's own tokens, observations skipped.
+
+The head starts at zero, so that the first step's advantages are the rewards, whitened.
+
+Run:    python -m launch.quickstart --config=configs/search_ppo.py --workdir=runs/search_ppo/seed0
+Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
+Expect: README.md, "Recipes and credit".
+"""
+
+from configs import quickstart
+from configs.arg import parse_arg
+
+
+def get_config(arg: str = ""):
+    parse_arg(arg)
+    c = quickstart.get_config()
+    c.name = "search_ppo"
+    c.rl.recipe = "ppo"
+    c.credit.name = "token"
+    c.rl.reduce = "token"
+    return c

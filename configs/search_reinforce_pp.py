@@ -1,0 +1,22 @@
+"""Search by REINFORCE++ (2501.03262): returns whitened over the batch, no groups and no critic.
+
+The KL to the reference (k2) is in the loss.
+
+Run:    python -m launch.quickstart --config=configs/search_reinforce_pp.py --workdir=runs/search_reinforce_pp/seed0
+Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
+Expect: README.md, "Recipes and credit".
+"""
+
+from configs import quickstart
+from configs.arg import parse_arg
+
+
+def get_config(arg: str = ""):
+    parse_arg(arg)
+    c = quickstart.get_config()
+    c.name = "search_reinforce_pp"
+    c.rl.recipe = "reinforce_pp"
+    c.credit.name = "returns"
+    c.rl.kl_coef = 0.001
+    c.rl.kl_kind = "k2"
+    return c

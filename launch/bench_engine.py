@@ -45,7 +45,7 @@ def make_engine(config: ModelConfig, params: Any, *, sessions: int = SESSIONS, l
         end_ids=(),
         **shapes,
     )
-    engine.warm_up()
+    engine.warm_up(truncated=False)
     return engine
 
 

@@ -35,7 +35,7 @@ from rl.rollout.turns import check_asked, check_constraint
 from rl.rollout.weights import Snapshot, snapshot
 from rl.types import Turn
 
-ASKING_S = 0.002  # how long an idle device waits for one more session to ask, once one has
+ASKING_S = 0.002  # how long it is waited for one more session to ask, where some were answered or asked just now
 
 
 class Engine:
@@ -96,6 +96,7 @@ class Engine:
         self._stop_ids = StopIds(view, config.vocab_size, most=END_IDS)
         self._failure: BaseException | None = None
         self._closing = False
+        self._answered = 0  # turns that ended since work was last looked for: their worlds may ask again at once
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
             "crowded_rounds crowded_lanes_used prefill_s decode_s publishes publish_to_token_s".split(),
@@ -242,6 +243,7 @@ class Engine:
             request = Request(session, first, max_tokens, stop, ends, prompt, constraint)
             session._request = request
             self._requests[request] = None
+            self._answered = max(0, self._answered - 1)
             self._work.notify()
         request.done.wait(deadline_s)
         with self._lock:
@@ -330,6 +332,7 @@ class Engine:
         request.session._used = int(self._counts["turns"])
         request.reason = reason
         request.done.set()
+        self._answered += 1
         if self.admission.draining:
             self.admission.wake()
 
@@ -381,10 +384,12 @@ class Engine:
         idle = not self._requests and not self._rounds.unread
         self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
         # Worlds that were answered together ask together, and a program for the first costs what one for all does.
-        asked = 0
-        while idle and not urgent() and asked < len(self._requests) < len(self._sessions):
+        # Where a round is not read yet, the device runs on meanwhile.
+        asked = -1
+        while (idle or self._answered) and not urgent() and asked < len(self._requests):
             asked = len(self._requests)
             self._work.wait(ASKING_S)
+        self._answered = 0
 
     def _plan(self, waiting: set[Request]) -> Plan | None:
         runnable = [r for r in self._requests if r.session.row is not None and r not in waiting]

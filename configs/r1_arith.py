@@ -37,7 +37,6 @@ def get_config(arg: str = ""):
     c.rl.steps = 30
     c.rl.schedule = "linear"
     # R1-Zero adds accuracy and format with equal weights; here the form may weigh as much as max_shaping lets it.
-    c.reward.terms.well_formed = 0.2
-    c.reward.reach.well_formed = 1.0
+    c.reward.terms.format = 0.2
     c.eval.every = 15
     return c

@@ -1,8 +1,8 @@
 """Search by CISPO (MiniMax-M1, 2506.13585): importance weights are clipped, no token's gradient is.
 
 Run:    python -m launch.quickstart --config=configs/search_cispo.py --workdir=runs/search_cispo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

@@ -1,11 +1,11 @@
 """Search by DAPO (2503.14476): clip-higher, token mean, dynamic sampling, overlong shaping, no KL.
 
-Groups whose rewards are all equal give their place to the next ticket. An episode near its token limit is fined
-in tokens, within what max_shaping lets shaping reach (the paper's fine may reach the outcome's own weight).
+Groups whose outcomes are all equal give their place to the next ticket. An episode that samples nearly all the tokens
+it may is fined, within what max_shaping lets shaping reach (the paper's fine may reach the outcome's own weight).
 
 Run:    python -m launch.quickstart --config=configs/search_dapo.py --workdir=runs/search_dapo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart
@@ -18,7 +18,9 @@ def get_config(arg: str = ""):
     c.name = "search_dapo"
     c.rl.recipe = "dapo"
     c.rl.clip_high = 0.28
-    c.rl.drop_equal_groups = True
+    # By the outcome: the fine on length may differ where all succeed or none does.
+    c.curriculum.admit_low = 0.5 / c.rl.group_size
+    c.curriculum.admit_high = 1 - 0.5 / c.rl.group_size
     c.reward.terms.soft_overlong = 0.2
     c.reward.options.soft_overlong = {
         "max_tokens": 6 * c.rollout.max_turn_tokens,

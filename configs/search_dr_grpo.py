@@ -3,8 +3,8 @@
 An episode's sum is divided by the most tokens that one may have, the same for all.
 
 Run:    python -m launch.quickstart --config=configs/search_dr_grpo.py --workdir=runs/search_dr_grpo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

@@ -1,8 +1,8 @@
 """Search by GiGPO (2505.10978): the episode in its group, and each turn among those taken in the same state.
 
 Run:    python -m launch.quickstart --config=configs/search_gigpo.py --workdir=runs/search_gigpo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

@@ -3,8 +3,8 @@
 The quickstart leaves the KL away; the paper has β = .04, by k3 in the loss.
 
 Run:    python -m launch.quickstart --config=configs/search_grpo.py --workdir=runs/search_grpo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

@@ -1,8 +1,8 @@
 """Search by GSPO (2507.18071): one length-normalised ratio for each row of an episode.
 
 Run:    python -m launch.quickstart --config=configs/search_gspo.py --workdir=runs/search_gspo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

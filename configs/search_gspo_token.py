@@ -3,8 +3,8 @@
 The advantages are GiGPO's: of the episode in its group, and of a turn among those taken in the same state.
 
 Run:    python -m launch.quickstart --config=configs/search_gspo_token.py --workdir=runs/search_gspo_token/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

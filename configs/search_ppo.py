@@ -3,8 +3,8 @@
 The head starts at zero, so that the first step's advantages are the rewards, whitened.
 
 Run:    python -m launch.quickstart --config=configs/search_ppo.py --workdir=runs/search_ppo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart
@@ -17,5 +17,6 @@ def get_config(arg: str = ""):
     c.name = "search_ppo"
     c.rl.recipe = "ppo"
     c.credit.name = "token"
+    c.credit.lambda_ = 0.95
     c.rl.reduce = "token"
     return c

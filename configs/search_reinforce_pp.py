@@ -3,8 +3,8 @@
 The KL to the reference (k2) is in the loss.
 
 Run:    python -m launch.quickstart --config=configs/search_reinforce_pp.py --workdir=runs/search_reinforce_pp/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

@@ -3,8 +3,8 @@
 REINFORCE over whole episodes: the sum over an episode, no clip that matters with one update a batch.
 
 Run:    python -m launch.quickstart --config=configs/search_rloo.py --workdir=runs/search_rloo/seed0
-Cost:   as configs/quickstart.py, whose world, policy and warm start it has.
-Expect: README.md, "Recipes and credit".
+Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
+Expect: not measured yet.
 """
 
 from configs import quickstart

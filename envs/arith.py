@@ -58,12 +58,12 @@ class Question(NamedTuple):
 class ArithEnv:
     """One question, one turn.
 
-    Facts: success (bool; there is none with `labels` False), well_formed (bool: optional thinking, one answer, nothing
-    else), answer (str or None).
+    Facts: success (bool; there is none with `labels` False), well_formed ([bool], of the turn: optional thinking, one
+    answer, nothing else), answer (str or None).
     """
 
     def __init__(self, *, labels: bool = True) -> None:
-        self.spec = EnvSpec("arith", (_STOP,), 1)
+        self.spec = EnvSpec("arith", (_STOP,), 1, labelled=labels)
         self._labels = labels
         self._task: dict[str, Any] | None = None
         self._over = False
@@ -82,7 +82,7 @@ class ArithEnv:
         self._over = True
         head, stop, _ = action.partition(_STOP)
         answer = last_answer(head + stop)
-        facts = {"answer": answer, "well_formed": bool(_WELL_FORMED.fullmatch(action))}
+        facts = {"answer": answer, "well_formed": [bool(_WELL_FORMED.fullmatch(action))]}
         if self._labels:
             facts["success"] = exact_match(answer, self._task["answers"])
         return Step(Observation(""), True, facts)

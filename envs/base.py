@@ -42,7 +42,7 @@ class Step:
     """The world's answer to one action.
 
     `facts` is the whole account so far (every key at every step), so that an episode cut by a limit still has its
-    facts; `facts["success"]` is a bool.
+    facts; `facts["success"]` is a bool (of a labelled world).
     """
 
     observation: Observation
@@ -58,6 +58,7 @@ class EnvSpec:
     stop: tuple[str, ...]  # strings that end a turn; the world sees the text up to and including the string
     max_turns: int
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, for chat templates that render them
+    labelled: bool = True  # False: it cannot tell success, and no facts["success"] is wanted of it
 
 
 class EnvError(Exception):

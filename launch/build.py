@@ -80,7 +80,7 @@ def check_facts(plan: Plan, world: World, terms: Sequence[RewardTerm]) -> None:
     finally:
         env.close()
     for term in terms:
-        absent = [] if facts is None else sorted({*term.reads} - facts.keys() - {"success"})
+        absent = [] if facts is None else sorted({*term.reads} - facts.keys())
         if absent:
             raise ValueError(
                 f"reward.terms.{term.name}: reads {absent}, which the world {world.name!r} does not report; want of "

@@ -440,9 +440,10 @@ def _check_rl(plan: Plan) -> None:
         "rollout.max_episode_tokens",
     )
     _refuse(
-        rl.group_size < 2,
+        rl.group_size < 2 and plan.credit.name in ON_HOST,
         f"rl.group_size={rl.group_size}: a group of one has advantage 0 and teaches nothing; wanted at least 2",
     )
+    _refuse(rl.group_size < 1, f"rl.group_size={rl.group_size}: wanted at least 1")
     _refuse(
         rl.schedule not in ("constant", "cosine", "linear"),
         f"rl.schedule={rl.schedule!r}: wanted constant, cosine or linear",

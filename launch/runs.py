@@ -17,7 +17,7 @@ from launch import build, policy
 from launch.plan import Plan
 from launch.workdir import config_of
 from models.codec import Codec
-from models.config import Lora, ModelConfig
+from models.config import HEADS, Lora, ModelConfig
 from rl import checkpoint
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
@@ -94,7 +94,9 @@ def starting_params(
         start = policy.fresh_start(plan, model, key)
     else:
         start = policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key)
-    params = learner.init_params(policy.with_heads(plan, model, start, key))
+    if any(head in learner.state_shardings.params for head in HEADS):
+        start = policy.with_heads(plan, model, start, key)
+    params = learner.init_params(start)
     with checkpoint.Checkpoints(kept, hosts=hosts) as checkpoints:
         checkpoints.save(0, {"params": params})
     return params

@@ -12,10 +12,12 @@ from typing import Any
 import ml_collections
 
 from configs.arg import ConfigError
+from configs.defaults import defaults
 
 # For the type in signatures: a run's folder is a plain path.
 Workdir = Path
 
+FREE = ("world.options", "reward.terms", "reward.reach", "reward.options")  # sections with keys of any name
 _OURS = {"config.json", "config.json.tmp", "git.txt", ".lock"}  # what a launch that died early may have left
 
 
@@ -42,13 +44,14 @@ def check_workdir(path: str | os.PathLike, config: ml_collections.ConfigDict | d
 
 
 def config_of(path: str | os.PathLike) -> dict[str, Any]:
-    """The config that the run in `path` was started with, lists read back as tuples.
+    """The config that the run in `path` was started with, lists read back as tuples; a key that was not there yet has
+    its default.
 
     Errors (`ConfigError`): no run there, unreadable config.json.
     """
     file = Path(path) / "config.json"
     try:
-        return _tupled(json.loads(file.read_text()))
+        return _filled(_tupled(json.loads(file.read_text())), _plain(defaults()))
     except FileNotFoundError:
         inside = sorted(file.parent.name for file in Path(path).glob("*/config.json"))
         there = f"want one of the runs in it: {', '.join(inside)}; or" if inside else "want a run;"
@@ -164,3 +167,17 @@ def _tupled(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tupled(item) for name, item in value.items()}
     return tuple(_tupled(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _filled(config: dict[str, Any], by: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`config` with what it lacks of `by`; sections whose keys are an experiment's own stay as they are."""
+    out = dict(config)
+    for name, value in by.items():
+        key = f"{prefix}{name}"
+        if key in FREE and name in config:
+            continue
+        if isinstance(value, dict) and isinstance(config.get(name, {}), dict):
+            out[name] = _filled(config.get(name, {}), value, f"{key}.")
+        else:
+            out.setdefault(name, value)
+    return out

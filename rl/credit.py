@@ -66,17 +66,18 @@ def turn_rewards(
 ) -> Float[np.ndarray, " turns"]:
     """An episode's reward dealt to its turns: what each term of scope "turn" gave to each, the rest to the last.
 
-    Raises ValueError for a term that judges another number of turns than were sampled.
+    A term may stop at the last turn that it gives anything. Raises ValueError for one that judges more turns than were
+    sampled.
     """
     out = np.zeros(n_turns(trajectory))
     for term in terms:
         if term.scope == "turn":
             own = np.asarray(term.fn(trajectory), np.float64)
-            if own.shape != out.shape:
+            if own.ndim != 1 or len(own) > len(out):
                 raise ValueError(
                     f"reward term {term.name!r}: got {own.shape} scores of {len(out)} turns, want one for each turn"
                 )
-            out += term.weight * own
+            out[: len(own)] += term.weight * own
     if len(out):
         out[-1] += reward - out.sum()
     return out

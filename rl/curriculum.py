@@ -149,9 +149,9 @@ class Curriculum:
         self._stream.load_state_dict(saved)
         same = (saved["fingerprint"], saved["tasks"]) == (self._stream.fingerprint, len(self._stream.tasks))
         start = self._sampler.start() if self._sampler else {}
-        changes = saved["state"] if same else {}
+        changes = saved.get("state", {}) if same else {}  # none in a run from before there were samplers
         self._set({name: _changed(value, changes.get(name)) for name, value in start.items()})
-        self._drawn = {int(ticket): int(index) for ticket, index in saved["drawn"]} if same else {}
+        self._drawn = {int(ticket): int(index) for ticket, index in saved.get("drawn", ())} if same else {}
 
 
 def outcome(ticket: int, index: int, trajectories: Sequence[Trajectory]) -> Outcome:

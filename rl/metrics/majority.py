@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from rl.rewards.majority import answer_of, majority_ratio, vote
 from rl.rewards.outcome import success
-from rl.types import Mean, Trajectory
+from rl.types import Mean, Status, Trajectory
 
 
 def label_accuracy(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
@@ -43,19 +43,23 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
 
 
 def majority_means(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Mean]:
-    """The table above, over groups with a scored member."""
-    voted = []
+    """The table above, over groups with a scored member; what compares with the truth, over those whose world reports
+    success.
+    """
+    votes, voted = [], []
     for group in groups:
         scored = [t for t in group if t.status.scored]
         if scored:
-            voted.append(([answer_of(t) for t in scored], [success(t) == 1 for t in scored]))
+            votes.append([answer_of(t) for t in scored])
+        if scored and all("success" in t.facts or t.status is not Status.DONE for t in scored):
+            voted.append((votes[-1], [success(t) == 1 for t in scored]))
     n = len(voted)
     return {
         "majority/label_accuracy": Mean(sum(label_accuracy(a, c) for a, c in voted), n),
         "majority/reward_accuracy": Mean(
             sum(reward_accuracy(a, c) * len(a) for a, c in voted), sum(len(a) for a, _ in voted)
         ),
-        "majority/ratio": Mean(sum(majority_ratio(a) for a, _ in voted), n),
+        "majority/ratio": Mean(sum(map(majority_ratio, votes)), len(votes)),
         "majority/ground_truth_ratio": Mean(sum(sum(c) / len(c) for _, c in voted), n),
-        "majority/tie_frac": Mean(sum(vote(a) is None for a, _ in voted), n),
+        "majority/tie_frac": Mean(sum(vote(a) is None for a in votes), len(votes)),
     }

@@ -12,7 +12,8 @@ from rl.types import Trajectory
 class RewardTerm:
     """One part of the reward.
 
-    `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, whose sum is the score;
+    `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, up to the last that has any,
+    whose sum is the score;
     "group": list of the group's scored trajectories -> one float each. NaN means "could not judge", which is never
     silently 0. `reach` is the largest difference that `fn` can make, before the weight: more than 0. `margin`, of a
     term that may lead: the least by which `fn` of a better outcome is above that of a worse one; None: its reach, as

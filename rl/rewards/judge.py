@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import http.client
 import json
+import logging
 import math
 import os
 import threading
@@ -122,7 +123,10 @@ class _Judge:
         ):  # no answer, or not one that can be read: counted
             self._count("failed")
             return math.nan
-        _keep(file, {"score": score, "reply": reply, "request": body})
+        try:
+            _keep(file, {"score": score, "reply": reply, "request": body})
+        except OSError:  # a full disk costs the next asking, not the run
+            logging.exception("judge: %s cannot be written; its episode will be asked about again", file)
         return score
 
     def _request(self, text: str) -> dict[str, Any]:

@@ -332,7 +332,7 @@ class Engine:
         request.session._used = int(self._counts["turns"])
         request.reason = reason
         request.done.set()
-        self._answered += 1
+        self._answered += reason in ("stop", "length")
         if self.admission.draining:
             self.admission.wake()
 
@@ -385,8 +385,8 @@ class Engine:
         self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
         # Worlds that were answered together ask together, and a program for the first costs what one for all does.
         # Where a round is not read yet, the device runs on meanwhile.
-        asked = -1
-        while (idle or self._answered) and not urgent() and asked < len(self._requests):
+        asked, most = -1, self.shapes.lanes if len(self._sessions) > 1 else 0  # nobody waits for itself
+        while (idle or self._answered) and not urgent() and asked < len(self._requests) < most:
             asked = len(self._requests)
             self._work.wait(ASKING_S)
         self._answered = 0

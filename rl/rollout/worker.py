@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.base import Env, EnvError, Message, Observation, Step, Task
+from envs.base import Env, EnvError, EnvSpec, Message, Observation, Step, Task
 from models.codec import Codec, NotPrefix
 from models.constraint import Constraint
 from rl.rollout.session import CapacityError
@@ -99,7 +99,7 @@ def run_episode(
                 return ended(Status.TOKEN_LIMIT)
             text = action_text(codec, turn.ids, env.spec.stop)
             answer, seconds = _call("step", env.step, text, call_deadline_s, clock)
-            step, spent_s = _stepped(answer), spent_s + seconds
+            step, spent_s = _stepped(answer, env.spec), spent_s + seconds
             facts = dict(step.facts)
             if max_seconds is not None and _seconds(facts, spent_s) > max_seconds:
                 return ended(Status.TIME_LIMIT)
@@ -255,7 +255,7 @@ def _observed(answer: Any) -> Observation:
     return answer
 
 
-def _stepped(answer: Any) -> Step:
+def _stepped(answer: Any, spec: EnvSpec) -> Step:
     if not isinstance(answer, Step):
         raise EnvError(f"the world gave {_brief(answer)}, want a Step; mend step")
     _observed(answer.observation)
@@ -263,7 +263,7 @@ def _stepped(answer: Any) -> Step:
     if not isinstance(answer.done, bool | np.bool_) or not isinstance(facts, Mapping):
         got = f"done={_brief(answer.done)} facts={_brief(facts)}"
         raise EnvError(f"the world gave {got}, want a bool and a mapping; mend step")
-    if not isinstance(facts.get("success"), bool | np.bool_):
+    if spec.labelled and not isinstance(facts.get("success"), bool | np.bool_):
         got = _brief(facts.get("success"))
         raise EnvError(f"the world gave facts['success']={got}, want a bool at every step; mend step")
     return answer

@@ -39,7 +39,7 @@ def answered(text, **options):
 )
 def test_what_counts(text, success, well_formed, answer):
     step = answered(text)
-    assert step.done and step.facts == {"success": success, "well_formed": well_formed, "answer": answer}
+    assert step.done and step.facts == {"success": success, "well_formed": [well_formed], "answer": answer}
 
 
 def evaluated(text):
@@ -115,7 +115,7 @@ def test_without_labels_nothing_holds_one():
     for task, labelled in zip(world.tasks("train")[:50], graded.tasks("train")[:50], strict=True):
         assert task.prompt == labelled.prompt and task.data == {} and labelled.data["answers"]
         _, facts = play(world.make_env(), task, graded.policies["gold"](labelled))
-        assert facts == {"answer": labelled.data["answers"][0], "well_formed": True}
+        assert facts == {"answer": labelled.data["answers"][0], "well_formed": [True]}
     assert set(world.policies) == {"noop"} and world.demonstrate is None and world.hint is None
 
 
@@ -124,7 +124,7 @@ def test_demonstrations_are_right_as_often_as_they_should():
     env = world.make_env()
     facts = [play(env, task, world.demonstrate(task, 0))[1] for task in world.tasks("train")[:600]]
     assert sum(f["success"] for f in facts) / 600 == pytest.approx(BEHAVIOURS["good"], abs=0.06)
-    assert sum(f["well_formed"] for f in facts) / 600 == pytest.approx(1 - BEHAVIOURS["bare"], abs=0.05)
+    assert sum(f["well_formed"] == [True] for f in facts) / 600 == pytest.approx(1 - BEHAVIOURS["bare"], abs=0.05)
     task = world.tasks("train")[0]
     assert world.demonstrate(task, 3)([]) == world.demonstrate(task, 3)([])
     with pytest.raises(ValueError, match="demonstration shares: got .*'good': 0.5"):

@@ -84,7 +84,7 @@ def tiny(name, /, **credit):
 def test_a_run_trains_is_resumed_and_its_policy_is_read(name, credit, tmp_path, monkeypatch):
     """A policy of chance hardly ever succeeds, so that the reward here is how many ids of an episode are even."""
     even = RewardTerm("outcome", 1.0, "episode", lambda t: float(np.mean(t.rows[-1].tokens % 2 == 0)))
-    monkeypatch.setattr(build, "build_terms", lambda plan: [even])
+    monkeypatch.setattr(build, "build_terms", lambda plan, view=None: [even])
     config = tiny(name, name=credit)
     plan = make_plan(config)
     with open_workdir(tmp_path / "run", config) as workdir:

@@ -1,11 +1,14 @@
 """Credit of episodes: what stands before a turn, how a reward is dealt to turns, and that it reaches the tokens."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from rl import credit
 from rl.rewards.compose import RewardTerm
+from rl.rewards.milestones import milestones_term
 from rl.rollout.batcher import pack
 from rl.types import Row, Status, Trajectory
 
@@ -81,5 +84,8 @@ def test_a_reward_is_dealt_to_turns_and_none_is_lost():
     # steps .1, .9 and .1, mean 11/30
     assert_allclose(got[0, 0], [1.0 - 22 / 30, 0.9 - 11 / 30])
     assert_allclose(got[0, 1], [0.1 - 11 / 30])
-    with pytest.raises(ValueError, match=r"'odd': got \(1,\) scores of 2 turns, want one for each turn"):
-        credit.turn_rewards(episode(0, LONG), 1.0, [RewardTerm("odd", 1.0, "turn", lambda t: [0.0])])
+    # a term may stop at the last turn that it pays
+    found = dataclasses.replace(episode(0, LONG), facts={"success": True, "milestones": {"found": 0, "gold": None}})
+    assert_allclose(credit.turn_rewards(found, 1.05, [whole, milestones_term(0.1)]), [0.05, 1.0])
+    with pytest.raises(ValueError, match=r"'odd': got \(3,\) scores of 2 turns, want one for each turn"):
+        credit.turn_rewards(episode(0, LONG), 1.0, [RewardTerm("odd", 1.0, "turn", lambda t: [0.0] * 3)])

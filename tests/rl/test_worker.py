@@ -244,6 +244,13 @@ def test_garbage_is_an_env_error(garbage):
     assert trajectory.facts["success"] is False
 
 
+def test_a_world_without_labels_tells_no_success():
+    env = Env(Step(Observation("x"), True, {"answer": "7"}))
+    env.spec = dataclasses.replace(env.spec, labelled=False)
+    trajectory = play(env, Script("a$"))
+    assert trajectory.status is Status.DONE and trajectory.facts == {"answer": "7"}
+
+
 @pytest.mark.parametrize("fact", [{1, 2}, 10**400, "\ud83d", object()])
 def test_facts_that_cannot_be_kept_are_an_env_error(fact):
     trajectory = play(Env(step(done=True, success=True, odd=fact)), Script("a$"))

@@ -105,7 +105,7 @@ def test_tasks_are_random_access_and_unique(world, splits):
 
 
 def test_unknown_worlds_and_options_list_what_there_is():
-    with pytest.raises(ValueError, match="got 'serach', want one of search, qa, credit"):
+    with pytest.raises(ValueError, match="got 'serach', want one of search, qa, arith, credit"):
         make_world("serach")
     with pytest.raises(ValueError, match=r"got options \['kk'\], want some of \[.*'max_turns'"):
         make_world("search", kk=3)

@@ -169,7 +169,7 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/qa_file.py:file={}/q.jsonl --reward=no.such:f --workdir={}/new", "cannot import"),
         (
             "train --config={}/misspelt.py:{}/q.jsonl --workdir={}/new",
-            "reward.terms: got ['exact_macth'], which the world",
+            "reward.terms.exact_macth: reads ['exact_macth'], which the world",
         ),
         (
             "train --config=configs/qa_file.py:file={}/q.jsonl --config.eval.n=61 --workdir={}/new",

@@ -98,7 +98,7 @@ def test_demonstrations_that_fit_no_row_are_refused(search):
 
     folder = search.world_options["data_dir"] + "/tokenizer"
     codec = Codec(train_tokenizer(world.texts(), 400, folder))
-    with pytest.raises(ValueError, match="no demonstration fits"):
+    with pytest.raises(ValueError, match="no example fits a row of sft.length=8"):
         build.pack_demonstrations(plan, codec, demos, world)
 
 

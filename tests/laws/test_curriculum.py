@@ -7,6 +7,7 @@ Law: a hint is in training prompts alone, for a whole group or not at all, and n
 """
 
 import dataclasses
+from functools import partial
 
 import msgpack
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.base import Message, Task
-from rl import loop, task_samplers
+from rl import credit, loop, task_samplers
 from rl.curriculum import Curriculum, Hints, TaskStream
 from rl.rollout.pool import Group
 from tests.rl.test_hosts import in_threads
@@ -115,8 +116,9 @@ def test_all_processes_draw_what_one_would(name, processes):
             draw=draw, outcome=curriculum.outcome, observe=curriculum.observe, admit=lambda trajectories: True,
             terms=TERMS, pack=lambda *args, **options: ("", dict.fromkeys(PACKING, 1)),
             publish=lambda params, version: None, keep_episodes=lambda step, kept: None, log=lambda step, record: None,
-            evaluate=lambda: {}, save=lambda *args: None, steps=6, groups_per_batch=6, group_size=SIZE, scale="none",
-            drop_equal_groups=False, eval_every=0, save_every=0, hosts=hosts,
+            evaluate=lambda: {}, save=lambda *args: None, steps=6, groups_per_batch=6, group_size=SIZE,
+            credit=partial(credit.relative, scale="none"), drop_equal_groups=False, eval_every=0, save_every=0,
+            hosts=hosts,
         )  # fmt: skip
         return {ticket: task.task_id for ticket, task in drawn.items()}, curriculum.state_dict(36)
 

@@ -99,8 +99,8 @@ def defaults() -> ml_collections.ConfigDict:
     c.rft.steps = 100  # of optimisation, a round
 
     c.rl = ml_collections.ConfigDict()
-    # The loss: grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, gspo_token, gigpo, cispo, ppo (rl/losses/recipes.py). The
-    # clip below is GRPO's: a config of another says its own (dapo .2 .28, gspo 3e-4 4e-4).
+    # grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, gspo_token, gigpo, cispo, ppo (rl/losses/recipes.py). Clip, kind of
+    # KL, scale and credit.name are the recipe's own, its paper's, where they are -1 or "".
     c.rl.recipe = "grpo"
     c.rl.steps = 100
     c.rl.groups_per_batch = 16
@@ -113,16 +113,16 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.weight_decay = 0.0
     c.rl.clip_norm = 1.0
     c.rl.b2 = 0.98
-    c.rl.clip_low = 0.2
-    c.rl.clip_high = 0.2
+    c.rl.clip_low = -1.0
+    c.rl.clip_high = -1.0
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
-    c.rl.kl_kind = "k3"  # its estimator in the loss: "k1", "k2", "k3"
+    c.rl.kl_kind = ""  # its estimator in the loss: "k1", "k2", "k3"
     c.rl.entropy_coef = 0.0
     c.rl.reduce = "sequence"  # the loss: mean over episodes of their token means; or "token": over all tokens alike
     c.rl.loss_tokens = 0  # dr_grpo, rloo: what an episode's sum is divided by, the same for every batch
     c.rl.value_coef = 0.5  # ppo
     c.rl.value_clip = 0.2  # ppo, in units of the reward
-    c.rl.scale = "std"  # group advantage: "std" or "none"
+    c.rl.scale = ""  # group advantage: "std" or "none"
     c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
     c.rl.filter_overlong = False  # DAPO's: an episode cut by a token or turn limit is in its group, but adds no loss
     c.rl.save_every = 25
@@ -154,7 +154,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.credit = ml_collections.ConfigDict()
     # Whose merit a reward is. On the host: "group" (relative to the group), "others" (leave one out), "anchor" (by
     # turns, GiGPO's). On the device: "returns" (no critic), or GAE of ppo's critic over "token", "turn", "bi_level".
-    c.credit.name = "group"
+    c.credit.name = ""
     c.credit.discount = 1.0  # of a token; of a turn for "turn" and "anchor"
     c.credit.lambda_ = 1.0
     c.credit.turn_discount = 1.0  # bi_level

@@ -14,6 +14,5 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_cispo"
     c.rl.recipe = "cispo"
-    c.rl.clip_low = 1.0  # no lower bound
-    c.rl.clip_high = 0.28
+    c.rl.clip_high = 0.28  # DAPO's: the paper gives no number
     return c

@@ -17,7 +17,6 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_dapo"
     c.rl.recipe = "dapo"
-    c.rl.clip_high = 0.28
     # By the outcome: the fine on length may differ where all succeed or none does.
     c.curriculum.admit_low = 0.5 / c.rl.group_size
     c.curriculum.admit_high = 1 - 0.5 / c.rl.group_size

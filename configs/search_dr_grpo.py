@@ -16,7 +16,6 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_dr_grpo"
     c.rl.recipe = "dr_grpo"
-    c.rl.scale = "none"
     # The tokens that a policy samples in an episode at most; what the world says is not the policy's.
     c.rl.loss_tokens = 6 * c.rollout.max_turn_tokens
     return c

@@ -14,6 +14,5 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_gigpo"
     c.rl.recipe = "gigpo"
-    c.credit.name = "anchor"
     c.credit.discount = 0.95
     return c

@@ -14,5 +14,4 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_gspo"
     c.rl.recipe = "gspo"
-    c.rl.clip_low, c.rl.clip_high = 3e-4, 4e-4
     return c

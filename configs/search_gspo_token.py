@@ -16,7 +16,5 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_gspo_token"
     c.rl.recipe = "gspo_token"
-    c.rl.clip_low, c.rl.clip_high = 3e-4, 4e-4
-    c.credit.name = "anchor"
     c.credit.discount = 0.95
     return c

@@ -1,6 +1,7 @@
 """Search by PPO (1707.06347) with a value head: GAE over the policy's own tokens, observations skipped.
 
-The head starts at zero, so that the first step's advantages are the rewards, whitened.
+γ = λ = 1: an advantage is the reward less the value, whitened. The head starts at zero: with λ < 1 early tokens would
+be given less than late ones before it knows anything (rl/critic.py).
 
 Run:    python -m launch.quickstart --config=configs/search_ppo.py --workdir=runs/search_ppo/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
@@ -16,7 +17,5 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_ppo"
     c.rl.recipe = "ppo"
-    c.credit.name = "token"
-    c.credit.lambda_ = 0.95
     c.rl.reduce = "token"
     return c

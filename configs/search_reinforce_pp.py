@@ -16,7 +16,5 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_reinforce_pp"
     c.rl.recipe = "reinforce_pp"
-    c.credit.name = "returns"
     c.rl.kl_coef = 0.001
-    c.rl.kl_kind = "k2"
     return c

@@ -16,6 +16,5 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_rloo"
     c.rl.recipe = "rloo"
-    c.credit.name = "others"
     c.rl.loss_tokens = 6 * c.rollout.max_turn_tokens
     return c

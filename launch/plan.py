@@ -13,7 +13,14 @@ from launch.cli import MOST_SEED, ConfigError, ReadTracker, assert_all_read, val
 from models.config import Lora, ModelConfig
 
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
-RECIPES = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "gspo_token", "gigpo", "cispo", "ppo")
+RECIPES = {  # and the credit that is each one's own
+    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo", "cispo"), "group"),
+    "rloo": "others",
+    "reinforce_pp": "returns",
+    **dict.fromkeys(("gspo_token", "gigpo"), "anchor"),
+    "ppo": "token",
+}
+OWN = -1.0  # a clip that is left to the recipe
 ON_HOST, ON_DEVICE = ("group", "others", "anchor"), ("returns", "token", "turn", "bi_level")  # credit: who computes it
 COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
 
@@ -181,6 +188,7 @@ class Plan:
 def make_plan(config) -> Plan:
     """Read every leaf of `config` into a `Plan`; raise `ConfigError` (got, wanted, remedy) for what cannot work."""
     read = ReadTracker(config)
+    rl, credit = _of_recipe(read.into(RlPlan, "rl"), read.into(CreditPlan, "credit"))
     plan = Plan(
         name=read.typed("name", str),
         seed=read.typed("seed", int),
@@ -198,10 +206,10 @@ def make_plan(config) -> Plan:
         n_demos=read.typed("demos.n", int),
         sft=read.into(SftPlan, "sft"),
         rft=read.into(RftPlan, "rft"),
-        rl=read.into(RlPlan, "rl"),
+        rl=rl,
         curriculum=read.into(CurriculumPlan, "curriculum"),
         hints=read.into(HintsPlan, "hints"),
-        credit=read.into(CreditPlan, "credit"),
+        credit=credit,
         reward_terms=_numbers(read, "reward.terms"),
         reward_reach=_numbers(read, "reward.reach"),
         reward_options=_options(read, "reward.options"),
@@ -216,6 +224,13 @@ def make_plan(config) -> Plan:
     ):
         check(plan)
     return plan
+
+
+def _of_recipe(rl: RlPlan, credit: CreditPlan) -> tuple[RlPlan, CreditPlan]:
+    """Both with the recipe's own credit and scale, where the config leaves them to it."""
+    scale = rl.scale or ("none" if rl.recipe == "dr_grpo" else "std")
+    name = credit.name or RECIPES.get(rl.recipe, "")
+    return dataclasses.replace(rl, scale=scale), dataclasses.replace(credit, name=name)
 
 
 def on_one_device(plan: Plan) -> Plan:
@@ -370,8 +385,13 @@ def _check_rates(plan: Plan) -> None:
         _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
     _refuse(not 0 < rl.b2 < 1, f"rl.b2: got {rl.b2}, wanted more than 0 and less than 1")
     _refuse(
-        not 0 <= rl.clip_low <= 1 or rl.clip_high < 0,
-        f"rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: wanted 0 <= low <= 1 and high >= 0",
+        not (rl.clip_low == OWN or 0 <= rl.clip_low <= 1) or not (rl.clip_high == OWN or rl.clip_high >= 0),
+        f"rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: wanted 0 <= low <= 1 and high >= 0, or {OWN} for the "
+        "recipe's own",
+    )
+    _refuse(
+        rl.recipe == "cispo" and rl.clip_high == OWN,
+        "rl.clip_high: got none for cispo, whose paper gives no number; set it",
     )
 
 
@@ -433,7 +453,7 @@ def _check_rl(plan: Plan) -> None:
     )
     _refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
     _refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
-    _refuse(rl.kl_kind not in ("k1", "k2", "k3"), f"rl.kl_kind={rl.kl_kind!r}: wanted k1, k2 or k3")
+    _refuse(rl.kl_kind not in ("", "k1", "k2", "k3"), f"rl.kl_kind={rl.kl_kind!r}: wanted k1, k2 or k3")
     _refuse(
         rl.recipe in ("dr_grpo", "rloo") and rl.loss_tokens < 1,
         f"rl.loss_tokens={rl.loss_tokens}: {rl.recipe} divides an episode's sum by it; wanted at least 1, say "

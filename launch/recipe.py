@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from launch.plan import Plan
+from launch.plan import ON_HOST, OWN, Plan
 from rl import credit, critic
 from rl.losses import recipes
 from rl.losses.recipes import LossFn
@@ -11,13 +11,15 @@ from rl.rewards.compose import RewardTerm
 
 
 def build_loss(plan: Plan) -> LossFn:
-    """The recipe with the plan's clip, KL and entropy; where a recipe says how it is reduced, rl.reduce is not read."""
+    """The recipe with the plan's clip, KL and entropy, or with its own where the plan leaves them to it; where a recipe
+    says how it is reduced, rl.reduce is not read.
+    """
     rl = plan.rl
+    clip = {"clip_low": rl.clip_low, "clip_high": rl.clip_high}
     shared = {
-        "clip_low": rl.clip_low,
-        "clip_high": rl.clip_high,
+        **{name: value for name, value in clip.items() if value != OWN},
+        **({"kl_kind": rl.kl_kind} if rl.kl_kind else {}),
         "kl_coef": rl.kl_coef,
-        "kl_kind": rl.kl_kind,
         "entropy_coef": rl.entropy_coef,
     }
     recipe: dict[str, Callable[..., LossFn]] = {
@@ -37,31 +39,28 @@ def build_loss(plan: Plan) -> LossFn:
 
 def build_credit(plan: Plan, terms: Sequence[RewardTerm]) -> credit.CreditFn:
     """Episodes and rewards -> credit, on the host; nothing yet where the device fills it."""
-    c = plan.credit
-    if c.name == "group":
-        return partial(credit.relative, scale=plan.rl.scale)
-    if c.name == "others":
-        return credit.leave_one_out
-    if c.name == "anchor":
-        how = {"discount": c.discount, "weight": c.weight, "scale": plan.rl.scale}
-        return partial(credit.by_anchor, **how, terms=terms)
-    return credit.of_critic
+    c, scale = plan.credit, plan.rl.scale
+    if c.name not in ON_HOST:
+        return credit.of_critic
+    return {
+        "group": partial(credit.relative, scale=scale),
+        "others": credit.leave_one_out,
+        "anchor": partial(credit.by_anchor, discount=c.discount, weight=c.weight, scale=scale, terms=terms),
+    }[c.name]
 
 
 def build_critic(plan: Plan) -> critic.Estimator | None:
     """What `learner.prepare` fills advantages with; None where the host does."""
     c = plan.credit
     how = {"discount": c.discount, "lambda_": c.lambda_}
-    if c.name in ("group", "others", "anchor"):
+    if c.name in ON_HOST:
         return None
-    if c.name == "returns":
-        estimator = critic.token_level(discount=c.discount, lambda_=1.0)
-    elif c.name == "token":
-        estimator = critic.token_level(**how)
-    elif c.name == "turn":
-        estimator = critic.turn_level(**how)
-    else:
-        estimator = critic.bi_level(**how, turn_discount=c.turn_discount)
+    estimator = {
+        "returns": critic.token_level(discount=c.discount, lambda_=1.0),
+        "token": critic.token_level(**how),
+        "turn": critic.turn_level(**how),
+        "bi_level": critic.bi_level(**how, turn_discount=c.turn_discount),
+    }[c.name]
     return critic.whitened(estimator) if c.whiten else estimator
 
 

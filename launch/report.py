@@ -13,6 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from launch import cli
+from launch.plan import make_plan
 from launch.workdir import config_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,7 +141,7 @@ def rescored() -> None:
         workdir = Path(cli.want_workdir(given.workdir))
         how = {"reach": given.reach, "options": given.option, "leader": given.leader}
         terms = rescore.terms_of(workdir, given.rewards, **how)
-        records = rescore.rescore(workdir, terms, scale=config_of(workdir)["rl"]["scale"])
+        records = rescore.rescore(workdir, terms, scale=make_plan(config_of(workdir)).rl.scale)
     out = Path(given.out) if given.out else workdir / "rescored.jsonl"
     rescore.write(records, out)
     print(rescore.tell(rescore.summary(records)))

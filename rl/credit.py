@@ -69,7 +69,7 @@ def turn_rewards(
     A term may stop at the last turn that it gives anything. Raises ValueError for one that judges more turns than were
     sampled.
     """
-    out = np.zeros(n_turns(trajectory))
+    out = np.zeros(trajectory.n_turns)
     for term in terms:
         if term.scope == "turn":
             own = np.asarray(term.fn(trajectory), np.float64)
@@ -81,11 +81,6 @@ def turn_rewards(
     if len(out):
         out[-1] += reward - out.sum()
     return out
-
-
-def n_turns(trajectory: Trajectory) -> int:
-    """How many turns the policy had; in each it sampled something, or was forced to."""
-    return 1 + max((int(row.turn.max()) for row in trajectory.rows if len(row.turn)), default=-1)
 
 
 def anchors(trajectory: Trajectory) -> list[bytes]:

@@ -112,6 +112,11 @@ class Trajectory:
     scores: Mapping[str, float]
     images: Mapping[str, np.ndarray] | None = None
 
+    @property
+    def n_turns(self) -> int:
+        """How many turns the policy had; in each it sampled something, or was forced to."""
+        return 1 + max((int(row.turn.max(initial=-1)) for row in self.rows), default=-1)
+
     def to_bytes(self) -> bytes:
         """One record: magic, CRC-32 of the rest, msgpack. `from_bytes` gives back every value and type exactly.
 

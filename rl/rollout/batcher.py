@@ -132,7 +132,7 @@ def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
 def _of_row(row: Row, advantage: float | np.ndarray, trajectory: Trajectory) -> float | Float[np.ndarray, " t"]:
     if np.ndim(advantage) == 0:
         return advantage
-    turns = 1 + max(int(row.turn.max(initial=-1)) for row in trajectory.rows)
+    turns = trajectory.n_turns
     if np.shape(advantage) != (turns,):
         key, got = (trajectory.ticket, trajectory.member), np.shape(advantage)
         raise ValueError(f"pack: episode {key}: got advantages of shape {got}, want one number, or {turns}: one a turn")

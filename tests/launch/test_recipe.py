@@ -40,6 +40,30 @@ def test_every_recipe_has_the_config_s_clip(name):
     assert float(jax.grad(lambda x: loss(jnp.log(1.4 * ones) + x))(0.0)) == pytest.approx(-1.4 / scale, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "credit", "scale"),
+    [("grpo", "group", "std"), ("dr_grpo", "group", "none"), ("rloo", "others", "std"), ("gigpo", "anchor", "std"),
+     ("gspo_token", "anchor", "std"), ("reinforce_pp", "returns", "std"), ("ppo", "token", "std")],
+)  # fmt: skip
+def test_what_a_config_leaves_open_is_the_recipe_s_own(name, credit, scale):
+    config = defaults()
+    config.rl.recipe, config.rl.loss_tokens = name, 4
+    plan = make_plan(config)
+    assert (plan.credit.name, plan.rl.scale) == (credit, scale)
+
+
+def test_a_recipe_s_own_clip_is_its_paper_s():
+    """GSPO silences a ratio of 1.01, GRPO does not."""
+    ones, index = jnp.ones((1, 1)), jnp.ones((1, 1), jnp.int32)
+    batch = TrajectoryBatch(index, index, index, index > 0, jnp.log(ones), index * 0, ones, ones)
+    config = defaults()
+    for name, want in {"grpo": -1.01, "gspo": 0.0}.items():
+        config.rl.recipe = name
+        loss_fn = recipe.build_loss(make_plan(config))
+        slope = jax.grad(lambda x: loss_fn(Scored(jnp.log(1.01) + x * ones, 0 * ones), batch)[0].value)(0.0)  # noqa: B023
+        assert float(slope) == pytest.approx(want, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ON_HOST + ON_DEVICE)
 def test_every_credit_is_of_the_host_or_of_the_device(name):
     ppo = name in ("token", "turn", "bi_level")

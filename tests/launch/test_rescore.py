@@ -38,7 +38,8 @@ GROUPS = [
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    reward = {"terms": {"success": 1.0}, "reach": {"searches": 2.0}, "options": {}, "leader": "success"}
+    terms = {"success": 1.0, "searches": 0.0}
+    reward = {"terms": terms, "reach": {"searches": 2.0}, "options": {}, "leader": "success"}
     config = {"reward": {**reward, "max_shaping": 0.6}, "rl": {"scale": "none"}}
     (folder / "config.json").write_text(json.dumps(config))
     terms = make_terms({"success": 1.0}, {})

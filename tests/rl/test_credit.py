@@ -44,11 +44,11 @@ def ids(*numbers):
 def test_an_anchor_is_what_was_read_since_the_last_action():
     assert credit.anchors(episode(0, LONG)) == [ids(1, 2), ids(5, 7, 8)]
     assert credit.anchors(episode(0, ALIKE)) == credit.anchors(episode(0, LONG))
-    assert credit.anchors(episode(0)) == [] and credit.n_turns(episode(0)) == 0
+    assert credit.anchors(episode(0)) == [] and episode(0).n_turns == 0
     # in a new row the prompt is the whole conversation
     again = row((-1, False, [1, 2, 10, 7]), (1, True, [12]))
     assert credit.anchors(episode(0, SHORT, again)) == [ids(1, 2), ids(1, 2, 10, 7)]
-    assert credit.n_turns(episode(0, SHORT, again)) == 2
+    assert episode(0, SHORT, again).n_turns == 2
 
 
 def test_gigpo_of_episodes_reaches_the_tokens_of_its_turns():
@@ -75,7 +75,7 @@ def test_by_group():
 
 
 def test_a_reward_is_dealt_to_turns_and_none_is_lost():
-    term = RewardTerm("tidy", 0.5, "turn", lambda t: [0.2] * credit.n_turns(t))
+    term = RewardTerm("tidy", 0.5, "turn", lambda t: [0.2] * t.n_turns)
     whole = RewardTerm("outcome", 1.0, "episode", lambda t: 1.0)
     assert_allclose(credit.turn_rewards(episode(0, LONG), 1.2, [whole, term]), [0.1, 1.1])
     assert_array_equal(credit.turn_rewards(episode(0, LONG), 1.0), [0, 1])

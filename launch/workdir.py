@@ -28,7 +28,7 @@ def check_workdir(path: str | os.PathLike, config: ml_collections.ConfigDict | d
     """
     path = Path(path)
     if (path / "config.json").exists():
-        differing = _differences(config_of(path), _plain(config))
+        differing = _differences(config_of(path), _filled(_plain(config), _plain(defaults())))
         if differing:
             shown = "\n".join(f"  {key}: there {there}, here {here}" for key, there, here in differing)
             raise ConfigError(

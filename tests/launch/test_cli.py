@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import ml_collections
 import pytest
 
+from configs.defaults import defaults
 from launch import cli
 from launch.cli import ConfigError, ReadTracker, assert_all_read, open_workdir, parse_arg
 from tests.rl.test_hosts import in_threads
@@ -155,7 +156,8 @@ def test_into_reads_the_fields_and_leaves_the_rest_unread():
 
 
 def test_workdir_is_made_reopened_and_refused(tmp_path):
-    config = ml_collections.ConfigDict({"seed": 0, "shape": (1, 2), "loss": {"kind": "grpo"}})
+    config = defaults()
+    config.update({"shape": (1, 2), "loss": {"kind": "grpo"}})
     run = tmp_path / "runs" / "a"
     with open_workdir(run, config) as folder:
         assert folder == run and sorted(p.name for p in run.iterdir()) == [".lock", "config.json", "git.txt"]
@@ -164,7 +166,9 @@ def test_workdir_is_made_reopened_and_refused(tmp_path):
             pass
     assert cli.resolve(None, str(run)).to_dict() == config.to_dict()
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in run.iterdir()}
-    other = ml_collections.ConfigDict({"seed": 1, "shape": (1, 2), "loss": {"kind": "grpo", "new": 2}})
+    other = ml_collections.ConfigDict(
+        {"seed": 1, "shape": (1, 2), "loss": {"kind": "grpo", "new": 2}}
+    )
     with (
         pytest.raises(ConfigError, match=r"loss.new: there \(absent\), here 2\n  seed: there 0, here 1\n"),
         open_workdir(run, other),

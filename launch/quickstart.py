@@ -89,7 +89,7 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
             commits = [c for c in result.get("commit", "").split(" ") if c]  # more than one: phases of other code
             result["commit"] = " ".join(dict.fromkeys([*commits, git_commit()]))
             result["n_tasks"] = plan.eval.final_n
-            _write(path, result)
+            write(path, result)
     return result
 
 
@@ -112,7 +112,7 @@ def _begun(path: Path, config) -> dict:
     return result
 
 
-def _write(path: Path, result: dict) -> None:
+def write(path: Path, result: dict) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.replace(path)

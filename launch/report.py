@@ -19,6 +19,7 @@ from launch.workdir import config_of
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 BEGIN, END = "<!-- results: generated from results/*.jsonl by launch.report -->", "<!-- end of results -->"
+SWEEP = "sweep_"  # files of launch.sweep
 WHENS = {"before": "warm start", "after": "+ GRPO", "sft_only": "warm start alone, same minutes"}
 
 
@@ -72,7 +73,13 @@ def read(file: Path) -> list[dict]:
 def all_tables(results: Path) -> str:
     """The tables of every experiment in `results`, each under its name."""
     files = sorted(results.glob("*.jsonl"))
-    return "\n\n".join(f"### {file.stem}\n\n{tables(read(file))}" for file in files) or tables([])
+    runs = [f"### {file.stem}\n\n{tables(read(file))}" for file in files if not file.stem.startswith(SWEEP)]
+    sweeps = [
+        f"### {file.stem.removeprefix(SWEEP)}\n\n{sweep_table(read(file))}"
+        for file in files
+        if file.stem.startswith(SWEEP)
+    ]
+    return "\n\n".join(runs + sweeps) or tables([])
 
 
 def tables(lines: Sequence[dict]) -> str:
@@ -109,6 +116,35 @@ def tables(lines: Sequence[dict]) -> str:
         "",
         f"Seeds {', '.join(str(line['seed']) for line in lines)}; {lines[0]['n_tasks']} held-out tasks each; minutes "
         f"of `make train` (2 CPU cores): {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
+    ]
+    return "\n".join(rows)
+
+
+def sweep_table(lines: Sequence[dict]) -> str:
+    """One row an arm of launch.sweep over its seeds, below the warm start that they share."""
+    measures = list(lines[0]["after"])
+    head = [f"{name}: sampled, mean ± sd (each)" if name else "sampled, mean ± sd (each)" for name in measures]
+    rows = ["| held-out success | " + " | ".join([*head, "greedy", "episodes", "minutes"]) + " |"]
+    rows.append("|---" * (len(measures) + 4) + "|")
+
+    def cells(stages: Sequence[dict]) -> list[str]:
+        own = [[stage[name]["sampled"] for stage in stages] for name in measures]
+        sampled = [f"{_spread(values)} ({', '.join(f'{value:.3f}' for value in values)})" for values in own]
+        return [*sampled, _spread([stage[measures[0]]["greedy"] for stage in stages])]
+
+    starts = {line["seed"]: line["before"] for line in lines}
+    rows.append("| *warm start* | " + " | ".join([*cells([starts[seed] for seed in sorted(starts)]), "", ""]) + " |")
+    for arm in dict.fromkeys(line["arm"] for line in lines):
+        own = sorted((line for line in lines if line["arm"] == arm), key=lambda line: line["seed"])
+        episodes, minutes = (statistics.mean(line[name] for line in own) for name in ("episodes", "minutes"))
+        rows.append(
+            f"| {arm} | " + " | ".join(cells([line["after"] for line in own])) + f" | {episodes:.0f} | {minutes:.1f} |"
+        )
+    commits = sorted({_short(line["commit"]) for line in lines})
+    tasks = lines[0]["after"][measures[0]]["n_tasks"]
+    rows += [
+        "",
+        f"Seeds {', '.join(map(str, sorted(starts)))}; {tasks} held-out tasks each; commit {', '.join(commits)}.",
     ]
     return "\n".join(rows)
 

@@ -136,7 +136,7 @@ def run(sweep: Mapping[str, Any], name: str, workdir: Path, warm_root: Path, see
             want = _digest(arm_config(sweep, arm, seed))
             if line["config"] != want:
                 raise cli.ConfigError(f"{folder}: holds the result of another config; give another --workdir")
-            add_line(report.RESULTS / f"sweep_{name}.jsonl", line | {"before": before})
+            add_line(report.RESULTS / f"{report.SWEEP}{name}.jsonl", line | {"before": before})
 
 
 def add_line(file: Path, line: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 options.
 """
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -13,6 +14,7 @@ from configs import qa_file, search_flaky
 from configs.arg import ConfigError
 from configs.defaults import defaults
 from envs import WORLDS, make_world
+from launch import sweep
 from launch.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +54,23 @@ def test_the_world_takes_its_options(name):
     module, _, function = WORLDS[plan.world].partition(":")
     known = inspect.signature(getattr(importlib.import_module(module), function)).parameters
     assert plan.world_options.keys() <= known.keys()
+
+
+SWEEPS = sorted(p for p in (ROOT / "configs" / "sweeps").glob("*.py") if p.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_arm_of_a_sweep_makes_a_plan_and_starts_from_its_warm_start(path):
+    module = importlib.import_module(f"configs.sweeps.{path.stem}")
+    assert f"configs/sweeps/{path.name}" in module.__doc__, "the docstring says the command"
+    loaded = sweep.load_sweep(path)
+    warm = make_plan(sweep.load_config(loaded["warm"], {}, 0))
+    plans = {arm: make_plan(sweep.arm_config(loaded, arm, 0)) for arm in loaded["arms"]}
+    measures = [make_plan(sweep.load_config(file, {}, 0)) for file in loaded["measure"].values()]
+    for plan in [*plans.values(), *measures]:
+        same = ("model", "model_path", "tokenizer_path", "vocab_size", "world")
+        assert [getattr(plan, name) for name in same] == [getattr(warm, name) for name in same]
+    assert len({repr(dataclasses.replace(plan, name="")) for plan in plans.values()}) == len(plans), "arms differ"
 
 
 def test_every_option_of_the_questions_is_a_leaf():

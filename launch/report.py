@@ -124,13 +124,14 @@ def sweep_table(lines: Sequence[dict]) -> str:
     """One row an arm of launch.sweep over its seeds, below the warm start that they share."""
     measures = list(lines[0]["after"])
     head = [f"{name}: sampled, mean ± sd (each)" if name else "sampled, mean ± sd (each)" for name in measures]
-    rows = ["| held-out success | " + " | ".join([*head, "greedy", "episodes", "minutes"]) + " |"]
-    rows.append("|---" * (len(measures) + 4) + "|")
+    rows = ["| held-out success | " + " | ".join([*head, "greedy", "searches", "episodes", "minutes"]) + " |"]
+    rows.append("|---" * (len(measures) + 5) + "|")
 
     def cells(stages: Sequence[dict]) -> list[str]:
         own = [[stage[name]["sampled"] for stage in stages] for name in measures]
         sampled = [f"{_spread(values)} ({', '.join(f'{value:.3f}' for value in values)})" for values in own]
-        return [*sampled, _spread([stage[measures[0]]["greedy"] for stage in stages])]
+        first = [stage[measures[0]] for stage in stages]
+        return [*sampled, _spread([own["greedy"] for own in first]), _mean([own["searches"] for own in first])]
 
     starts = {line["seed"]: line["before"] for line in lines}
     rows.append("| *warm start* | " + " | ".join([*cells([starts[seed] for seed in sorted(starts)]), "", ""]) + " |")
@@ -152,6 +153,11 @@ def sweep_table(lines: Sequence[dict]) -> str:
 def _short(commit: str) -> str:
     """Twelve digits, and whether the tree was another than the commit's."""
     return commit[:12] + ("+diff" if commit.endswith("+diff") else "")
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    """Empty where there is none: not every world counts it."""
+    return "" if None in values else f"{statistics.mean(values):.2f}"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -5,7 +5,8 @@
 A sweep file has `get_sweep()`: a dict of
 
     warm     the config whose warm start all arms begin from, one for each seed, kept in --warm under a digest of it
-    arms     name -> {"config": F.py, "a.b": value, ...}: a config file and what is set in it
+    arms     name -> {"config": F.py, "a.b": value, ...}: a config file and what is set in it; with "stage": "sft" the
+             arm is supervised alone, from nothing, and with "rft" it imitates successes, from the warm start
     shared   what is set in every arm; optional
     measure  name -> F.py: whose world's held-out tasks the arms are measured on (default: that of `warm`)
     seeds    default of --seeds
@@ -30,7 +31,9 @@ from absl import flags
 
 from launch import cli, quickstart, report, sft
 from launch.plan import Plan, make_plan
+from launch.workdir import FREE
 
+STAGES = ("train", "sft", "rft")
 KEYS = ("warm", "arms", "shared", "measure", "seeds")
 
 
@@ -42,6 +45,9 @@ def load_sweep(path: str | Path) -> dict[str, Any]:
         raise cli.ConfigError(f"{path}: got {stray}, want of {', '.join(KEYS)}")
     if not sweep.get("arms") or "warm" not in sweep:
         raise cli.ConfigError(f"{path}: want 'warm' and at least one of 'arms'")
+    for arm, own in sweep["arms"].items():
+        if own.get("stage", "train") not in STAGES:
+            raise cli.ConfigError(f"{path}: arm {arm!r}: got stage {own['stage']!r}, want of {', '.join(STAGES)}")
     return {"shared": {}, "measure": {"": sweep["warm"]}, "seeds": (0, 1, 2)} | sweep
 
 
@@ -52,7 +58,12 @@ def load_config(path: str, changes: Mapping[str, Any], seed: int) -> ml_collecti
         config = runpy.run_path(file)["get_config"](arg)
     for key, value in changes.items():
         parent, _, name = key.rpartition(".")
-        if parent in ("reward.terms", "reward.reach", "world.options"):  # sections with keys of any name
+        if parent in (
+            "reward.terms",
+            "reward.reach",
+            "reward.options",
+            "world.options",
+        ):  # sections with keys of any name
             config[parent.split(".")[0]][parent.split(".")[1]][name] = value
         else:
             cli.override(config, key, value)
@@ -61,7 +72,7 @@ def load_config(path: str, changes: Mapping[str, Any], seed: int) -> ml_collecti
 
 
 def arm_config(sweep: Mapping[str, Any], arm: str, seed: int) -> ml_collections.ConfigDict:
-    own = dict(sweep["arms"][arm])
+    own = {key: value for key, value in sweep["arms"][arm].items() if key != "stage"}
     return load_config(own.pop("config"), sweep["shared"] | own, seed)
 
 
@@ -96,6 +107,7 @@ def measured(sweep: Mapping[str, Any], workdir: Path, seed: int) -> dict[str, An
             "n_tasks": own["sampled"]["n"],
             "greedy": own["greedy"]["success"],
             "sampled": own["sampled"]["success"],
+            "searches": own["sampled"]["searches"],
             "facts": own["sampled"]["facts"],
         }
     return found
@@ -111,16 +123,21 @@ def spent(workdir: Path) -> dict[str, int]:
 
 def run_arm(sweep: Mapping[str, Any], arm: str, seed: int, workdir: Path, warm: Path) -> dict[str, Any]:
     """Trains and measures one arm; its line, which is in workdir/result.json from then on."""
-    from launch import train
+    from launch import rft, train
     from launch.workdir import git_commit
 
     config = arm_config(sweep, arm, seed)
     plan: Plan = make_plan(config)
+    stages = {
+        "train": partial(train.run, init=warm),
+        "sft": sft.run,
+        "rft": partial(rft.run, init=warm),
+    }
     began = time.monotonic()
     with cli.open_workdir(workdir, config) as stage:
-        train.run(plan, stage, warm)
+        stages[sweep["arms"][arm].get("stage", "train")](plan, stage)
     minutes = (time.monotonic() - began) / 60
-    line = {"arm": arm, "seed": seed, "config": _digest(config), "commit": git_commit(), "steps": plan.rl.steps}
+    line = {"arm": arm, "seed": seed, "config": _digest(config), "commit": git_commit()}
     return line | {"minutes": minutes, **spent(workdir), "after": measured(sweep, workdir, seed)}
 
 

@@ -70,7 +70,9 @@ def test_every_arm_of_a_sweep_makes_a_plan_and_starts_from_its_warm_start(path):
     for plan in [*plans.values(), *measures]:
         same = ("model", "model_path", "tokenizer_path", "vocab_size", "world")
         assert [getattr(plan, name) for name in same] == [getattr(warm, name) for name in same]
-    assert len({repr(dataclasses.replace(plan, name="")) for plan in plans.values()}) == len(plans), "arms differ"
+    stages = {arm: own.get("stage") for arm, own in loaded["arms"].items()}
+    assert len({(stages[arm], repr(dataclasses.replace(plans[arm], name=""))) for arm in plans}) == len(plans)
+    assert not any("," in arm for arm in plans), "--arms is a list"
 
 
 def test_every_option_of_the_questions_is_a_leaf():

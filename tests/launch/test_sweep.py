@@ -38,6 +38,10 @@ def test_an_arm_is_its_config_with_what_the_sweep_sets(two):
     [
         ("def get_sweep(): return {'warm': 'w', 'arm': {}}", "got \\['arm'\\], want of warm, arms"),
         ("def get_sweep(): return {'warm': 'w', 'arms': {}}", "at least one of 'arms'"),
+        (
+            "def get_sweep(): return {'warm': 'w', 'arms': {'a': {'stage': 'r'}}}",
+            "got stage 'r', want of train, sft, rft",
+        ),
     ],
 )
 def test_a_file_that_is_no_sweep_is_refused(tmp_path, text, message):
@@ -54,8 +58,8 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
     def run_arm(_, arm, seed, workdir, warm):
         ran.append((arm, seed, warm.name))
         digest = sweep._digest(sweep.arm_config(two, arm, seed))
-        stage = {"": {"n_tasks": 4, "sampled": 0.5 + seed / 10, "greedy": 0.75, "facts": {}}}
-        own = {"arm": arm, "seed": seed, "config": digest, "commit": "abc", "steps": 3, "minutes": 1.5}
+        stage = {"": {"n_tasks": 4, "sampled": 0.5 + seed / 10, "greedy": 0.75, "searches": 1.5, "facts": {}}}
+        own = {"arm": arm, "seed": seed, "config": digest, "commit": "abc", "minutes": 1.5}
         workdir.mkdir(parents=True)
         return own | {"episodes": 12, "turns": 20, "after": stage}
 
@@ -65,7 +69,7 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
 
     monkeypatch.setattr(sweep, "run_arm", run_arm)
     monkeypatch.setattr(sweep, "warm_start", warm_start)
-    first = {"": {"n_tasks": 4, "sampled": 0.25, "greedy": 0.5, "facts": {}}}
+    first = {"": {"n_tasks": 4, "sampled": 0.25, "greedy": 0.5, "searches": None, "facts": {}}}
     monkeypatch.setattr(sweep, "measured", lambda *_: first)
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     for _ in range(2):
@@ -75,8 +79,8 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
     assert [(line["arm"], line["seed"]) for line in lines] == [("small", 0), ("paid", 0), ("small", 1), ("paid", 1)]
     text = report.all_tables(tmp_path / "results")
     assert "### two" in text
-    assert "| *warm start* | 0.250 ± 0.000 (0.250, 0.250) | 0.500 ± 0.000 |  |  |" in text
-    assert "| small | 0.550 ± 0.071 (0.500, 0.600) | 0.750 ± 0.000 | 12 | 1.5 |" in text
+    assert "| *warm start* | 0.250 ± 0.000 (0.250, 0.250) | 0.500 ± 0.000 |  |  |  |" in text
+    assert "| small | 0.550 ± 0.071 (0.500, 0.600) | 0.750 ± 0.000 | 1.50 | 12 | 1.5 |" in text
 
     kept = tmp_path / "runs" / "paid" / "seed1" / "result.json"
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"config": "other"}))

@@ -1,0 +1,21 @@
+"""What DAPO's parts do: without dynamic sampling, and without the higher upper clip.
+
+Run:    python -m launch.sweep --sweep=configs/sweeps/dapo.py --workdir=runs/dapo
+Cost:   not measured alone yet; a warm start a seed, shared with the other sweeps, then 20 steps of RL an arm.
+"""
+
+
+def get_sweep():
+    return {
+        "warm": "configs/quickstart.py",
+        "arms": {
+            "dapo": {"config": "configs/search_dapo.py"},
+            "dapo with every group": {
+                "config": "configs/search_dapo.py",
+                "curriculum.admit_low": 0.0,
+                "curriculum.admit_high": 1.0,
+            },
+            "dapo with a symmetric clip": {"config": "configs/search_dapo.py", "rl.clip_high": 0.2},
+        },
+        "shared": {"rl.steps": 20, "eval.every": 0},
+    }

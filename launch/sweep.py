@@ -58,12 +58,7 @@ def load_config(path: str, changes: Mapping[str, Any], seed: int) -> ml_collecti
         config = runpy.run_path(file)["get_config"](arg)
     for key, value in changes.items():
         parent, _, name = key.rpartition(".")
-        if parent in (
-            "reward.terms",
-            "reward.reach",
-            "reward.options",
-            "world.options",
-        ):  # sections with keys of any name
+        if parent in FREE:
             config[parent.split(".")[0]][parent.split(".")[1]][name] = value
         else:
             cli.override(config, key, value)

@@ -168,6 +168,17 @@ def defaults() -> ml_collections.ConfigDict:
     c.reward.leader = "success"  # the term that is the outcome: the others may move it by max_shaping at most
     c.reward.max_shaping = 0.3
 
+    # Limits of the alarms in metrics.jsonl (alarm/NAME) and on the console; rl/metrics/alarms.py has the table.
+    c.alarms = ml_collections.ConfigDict()
+    c.alarms.window = 5  # records
+    c.alarms.entropy_frac = 0.1  # of the entropy at first
+    c.alarms.kl_nats = 0.5  # a token
+    c.alarms.length_ratio = 2.0  # longer or shorter than at first
+    c.alarms.gap_nats = 0.1  # between engine and learner, the largest of a batch
+    c.alarms.equal_groups_frac = 0.8
+    c.alarms.env_error_frac = 0.1
+    c.alarms.unsupported_rise = 0.1  # of answers in no passage shown, while success rises
+
     c.eval = ml_collections.ConfigDict()
     c.eval.split = "validation"  # hyper-parameters and keep-best; the test split is read once, at the end
     c.eval.every = 20  # RL steps

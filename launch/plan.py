@@ -11,6 +11,7 @@ from typing import Any
 from configs.defaults import defaults
 from launch.cli import MOST_SEED, ConfigError, ReadTracker, assert_all_read, validating
 from models.config import Lora, ModelConfig
+from rl.metrics.alarms import Limits
 
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
 RECIPES = {  # and the credit that is each one's own
@@ -182,6 +183,7 @@ class Plan:
     reward_options: Mapping[str, Mapping[str, Any]]  # of terms, by name
     reward_leader: str  # the term that is the outcome
     max_shaping: float
+    alarms: Limits
     eval: EvalPlan
 
 
@@ -215,6 +217,7 @@ def make_plan(config) -> Plan:
         reward_options=_options(read, "reward.options"),
         reward_leader=read.typed("reward.leader", str),
         max_shaping=read.typed("reward.max_shaping", float),
+        alarms=read.into(Limits, "alarms"),
         eval=read.into(EvalPlan, "eval"),
     )
     assert_all_read(read)
@@ -346,6 +349,7 @@ def _check_sizes(plan: Plan) -> None:
         "hints.steps": plan.hints.steps,
         "eval.n": plan.eval.n,
         "eval.final_n": plan.eval.final_n,
+        "alarms.window": plan.alarms.window,
     }.items():
         _refuse(value < 1, f"{name}: got {value}, wanted at least 1")
     for name, value in {
@@ -381,6 +385,7 @@ def _check_rates(plan: Plan) -> None:
         "rl.kl_coef": rl.kl_coef,
         "rl.entropy_coef": rl.entropy_coef,
         "reward.max_shaping": plan.max_shaping,
+        **{f"alarms.{name}": value for name, value in dataclasses.asdict(plan.alarms).items()},
     }.items():
         _refuse(value < 0, f"{name}: got {value}, wanted at least 0")
     _refuse(not 0 < rl.b2 < 1, f"rl.b2: got {rl.b2}, wanted more than 0 and less than 1")

@@ -22,6 +22,7 @@ from rl import checkpoint
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
+from rl.metrics.alarms import Limits
 from rl.monitor import Monitor
 
 
@@ -181,16 +182,22 @@ def saver(checkpoints: checkpoint.Checkpoints, host: Callable[[Progress], dict[s
 
 @contextlib.contextmanager
 def recording(
-    workdir: Path, progress: Progress, steps: int, *, console_every: int = 1, hosts: Hosts = ALONE
+    workdir: Path,
+    progress: Progress,
+    steps: int,
+    *,
+    console_every: int = 1,
+    limits: Limits | None = None,
+    hosts: Hosts = ALONE,
 ) -> Iterator[Callable]:
     """log(step, metrics) to metrics.jsonl, TensorBoard, the console (every so many steps) and a bar on the terminal.
 
-    Process 0 alone records: what it is given is everybody's.
+    Process 0 alone records: what it is given is everybody's. Alarms ring by `limits`, if given.
     """
     if hosts.index:
         yield lambda step, metrics: None
         return
-    monitor = Monitor(workdir, first_step=progress.step + 1, console_every=console_every)
+    monitor = Monitor(workdir, first_step=progress.step + 1, console_every=console_every, limits=limits)
     try:
         with tqdm(total=steps, initial=progress.step, unit="step", disable=None, dynamic_ncols=True) as bar:
 

@@ -75,7 +75,7 @@ def run(
     with (
         build.serving(plan, model, policy.sampled(state.params), progress.version, world, codec) as (engine, pool),
         build.evaluating(plan, engine, pool, world, codec) as eval_pool,
-        runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
+        runs.recording(workdir, progress, plan.rl.steps, limits=plan.alarms, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,
         EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
         checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,

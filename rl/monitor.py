@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from tensorboardX import SummaryWriter
 
+from rl.metrics.alarms import NAMES, WATCHED, Limits, ringing
 from rl.types import Mean, Metric
 
 # What the console line shows, label -> metric, those that are there. (tokens a second and phases: see rl/loop.py)
@@ -46,7 +47,8 @@ class Monitor:
 
     A run that resumes passes `first_step`, the first step it will write: later records, which the checkpoint does not
     know, are dropped, so that the file reads as if nothing had happened; so is a last line cut short by a crash. By
-    default nothing is dropped.
+    default nothing is dropped. With `limits` each record says which alarms ring (`alarm/NAME`, 0 or 1), by all records
+    of the run so far, and those that ring have a line on the console each.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Monitor:
         console_every: int = 1,
         stream: TextIO | None = None,
         tensorboard: bool = True,
+        limits: Limits | None = None,
     ):
         folder = Path(workdir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         if path.exists() and first_step is not None:
             _drop_from(path, first_step)
+        self._limits, self._history = limits, _history(path) if limits else []
         self._file = path.open("a")
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step) if tensorboard else None
         self._console, self._console_every, self._stream = console, console_every, stream or sys.stdout
@@ -73,6 +77,11 @@ class Monitor:
         """Record {"step", "time_s", name: value, "count": {name: count}}; what is not finite is null."""
         values = {name: _number(getattr(metric, "value", metric)) for name, metric in metrics.items()}
         counts = {name: _number(metric.count) for name, metric in metrics.items() if isinstance(metric, Mean)}
+        rung = []
+        if self._limits is not None:
+            self._history.append({name: values.get(name) for name in WATCHED})
+            rung = ringing(self._history, self._limits)
+            values |= {f"alarm/{name}": float(any(alarm.name == name for alarm in rung)) for name in NAMES}
         record = {"step": int(step), "time_s": round(time.monotonic() - self._started_s, 3), **values, "count": counts}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
@@ -82,7 +91,9 @@ class Monitor:
                     self._events.add_scalar(name, value, step)
         if step % self._console_every == 0 or step == 1:
             self._stream.write(_line(step, values, self._console) + "\n")
-            self._stream.flush()
+        for alarm in rung:
+            self._stream.write(f"step {step:>5} | ALARM {alarm}\n")
+        self._stream.flush()
 
     def close(self) -> None:
         """Flush and close every sink; a second call does nothing."""
@@ -101,6 +112,12 @@ def _line(step: int, values: Mapping[str, float | None], console: Mapping[str, s
     shown = [(label, values[name]) for label, name in console.items() if name in values]
     parts = [f"{label} {'-' if value is None else format(value, '.3g')}" for label, value in shown]
     return " | ".join([f"step {step:>5}", *parts])
+
+
+def _history(path: Path) -> list[dict[str, float | None]]:
+    """What the alarms watch of the records that are in the file already."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [{name: record.get(name) for name in WATCHED} for record in map(json.loads, lines)]
 
 
 def _drop_from(path: Path, first_step: int) -> None:

@@ -61,7 +61,8 @@ class SearchEnv:
     """One episode at a time over retrievers that many instances may share.
 
     Facts, at every step: success, exact_match, gold_retrieved (bool); f1, evidence_frac in [0, 1] (NaN: the task names
-    no evidence); searches, opens, malformed, empty_results, tool_errors, recovered, repeated (counts); answer (str or
+    no evidence), unsupported (1: the answer is in nothing that was shown; NaN without one); searches, opens, malformed,
+    empty_results, tool_errors, recovered, repeated (counts); calls (how often each tool was called); answer (str or
     None); well_formed (a bool for each turn: one think block, one action, white space alone around them); milestones
     ({name: the turn from 0 that reached it, or None}: a search "found" something, a "gold" answer was shown, all the
     "evidence" was). `recovered` counts searches that found something right after one that failed or found nothing. The
@@ -220,11 +221,27 @@ class SearchEnv:
             "gold_retrieved": episode.gold_retrieved,
             "evidence_frac": len(episode.evidence) / len(chain) if chain else float("nan"),
             "answer": episode.answer,
+            "unsupported": self._unsupported(),
+            "calls": self._calls(),
             "well_formed": list(episode.well_formed),
             "milestones": dict(episode.milestones),
             **{name: getattr(episode, name) for name in _COUNTED},
         }
         return Step(Observation(text), episode.done, facts)
+
+    def _unsupported(self) -> float:
+        """1 if the answer is in nothing that this episode has shown, else 0; NaN without an answer."""
+        episode = self._running()
+        if episode.answer is None or not normalize(episode.answer):
+            return float("nan")
+        shown = (text for doc in episode.docs for text in (doc["title"], *doc["pages"][: doc["at"] + 1]))
+        return float(not any(contains(text, [episode.answer]) for text in shown))
+
+    def _calls(self) -> dict[str, int]:
+        """How often each tool was called; a malformed turn called none."""
+        episode = self._running()
+        calls = {"search": episode.searches, "open": episode.opens, "answer": int(episode.answer is not None)}
+        return calls | {"malformed": episode.malformed}
 
     def _running(self) -> _Episode:
         if self._episode is None:

@@ -7,6 +7,7 @@
 | `episode/turns`, `episode/tokens` | scored episodes | turns with a sampled token; sampled tokens |
 | `episode/{fact}` | scored episodes | every numeric fact that the world reports (searches, f1, malformed, ...) |
 | `episode/recovery_frac` | failed tool calls | calls that found something right after an empty result or an error |
+| `calls/{tool}_frac` | calls of scored episodes | which tools are called, where the world says `calls` |
 | `episode/env_error_frac` | all episodes | the world's fault, not the policy's |
 | `status/{status}` | all episodes | how episodes end |
 | `reward_by_status/{status}` | judged episodes | reward by how they end |
@@ -24,6 +25,7 @@ Of each reward term (`term_means`):
 
 import math
 import numbers
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -54,6 +56,10 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
     failures = sum(d.get("empty_results", 0) + d.get("tool_errors", 0) for _, d in described)
     if "recovered" in names:
         out["episode/recovery_frac"] = Mean(sum(d.get("recovered", 0) for _, d in described), failures)
+    calls = Counter()
+    for trajectory in episodes:
+        calls.update(trajectory.facts.get("calls", {}) if trajectory.status.scored else {})
+    out |= {f"calls/{tool}_frac": Mean(n, calls.total()) for tool, n in sorted(calls.items())}
     add("episode/env_error_frac", (t.status is Status.ENV_ERROR for t in episodes))
     for status in Status:
         add(f"status/{status.value}", (t.status is status for t in episodes))

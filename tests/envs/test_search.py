@@ -220,7 +220,7 @@ def test_word_cap_shows_everything_in_parts(retriever):
 # --- facts ----------------------------------------------------------------------------------------
 
 FACTS = {"success", "exact_match", "f1", "gold_retrieved", "evidence_frac", "answer", "searches", "opens", "malformed"}
-FACTS |= {"empty_results", "tool_errors", "recovered", "repeated", "well_formed", "milestones"}
+FACTS |= {"empty_results", "tool_errors", "recovered", "repeated", "well_formed", "milestones", "unsupported", "calls"}
 
 
 def test_every_fact_at_every_step(env):
@@ -244,6 +244,8 @@ def test_every_fact_at_every_step(env):
         "gold_retrieved": True,
         "evidence_frac": 1.0,
         "answer": "the LIMA.",
+        "unsupported": 0.0,
+        "calls": {"search": 3, "open": 2, "answer": 1, "malformed": 1},
         "well_formed": [False, True, True, True, False, False, False],
         "milestones": {"found": 2, "gold": 2, "evidence": 2},
         "searches": 3,
@@ -254,8 +256,24 @@ def test_every_fact_at_every_step(env):
         "recovered": 1,
         "repeated": 1,
     }
+    assert all(math.isnan(step.facts["unsupported"]) for step in steps[:-1])
     with pytest.raises(RuntimeError, match="the episode is over"):
         env.step("x")
+
+
+@pytest.mark.parametrize(
+    ("actions", "unsupported"),
+    [
+        ([search("Peru")], 0.0),  # shown by the search
+        ([], 1.0),  # right, and known from nowhere
+        ([search("zzz")], 1.0),
+    ],
+)
+def test_an_answer_that_nothing_showed_is_unsupported_even_when_it_is_right(env, actions, unsupported):
+    for action in actions:
+        env.step(action)
+    facts = env.step("<answer> Lima </answer>").facts
+    assert facts["success"] and facts["unsupported"] == unsupported
 
 
 @pytest.mark.parametrize(

@@ -1615,6 +1615,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "begun = [text + after, *([] if needed else begun)]",
         "begun = [text + after, *begun]",
     ),
+    # -- health: an alarm compares what is apart, and a resumed run remembers
+    Mutant(
+        "tests/rl/test_alarms.py::test_a_comparison_waits_until_its_two_windows_are_apart",
+        "rl/metrics/alarms.py",
+        "if len(known) < 2 * window:",
+        "if len(known) < window:",
+    ),
+    Mutant(
+        "tests/rl/test_alarms.py::test_it_rings_for_the_ill_run_and_not_for_the_healthy_one",
+        "rl/metrics/alarms.py",
+        "if success_now is not None and success_now > success_first:",
+        "if success_now is not None:",
+    ),
+    Mutant(
+        "tests/rl/test_alarms.py::test_records_and_console_say_what_rings_and_a_resumed_run_remembers",
+        "rl/monitor.py",
+        "self._limits, self._history = limits, _history(path) if limits else []",
+        "self._limits, self._history = limits, []",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_an_answer_that_nothing_showed_is_unsupported_even_when_it_is_right",
+        "envs/search/world.py",
+        "return float(not any(contains(text, [episode.answer]) for text in shown))",
+        "return float(not episode.exact_match)",
+    ),
 )
 
 

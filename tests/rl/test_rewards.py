@@ -176,6 +176,14 @@ def test_each_term_is_logged_raw_and_weighted():
     assert term_means(terms, [])["reward/cost/raw"].count == 0
 
 
+def test_calls_of_scored_episodes_are_counted_by_tool():
+    calls = [{"search": 2, "answer": 1}, {"search": 1, "open": 0}]
+    episodes = [episode(success=True, calls=own) for own in calls]
+    means = episode_means([*episodes, episode(success=True), episode(Status.ENV_ERROR, calls={"search": 9})])
+    got = {name: (mean.total, mean.count) for name, mean in means.items() if name.startswith("calls/")}
+    assert got == {"calls/search_frac": (3, 4), "calls/answer_frac": (1, 4), "calls/open_frac": (0, 4)}
+
+
 def test_episode_means():
     troubled, calm = (
         dict(empty_results=1, tool_errors=1, recovered=1),

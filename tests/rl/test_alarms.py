@@ -80,7 +80,7 @@ def test_nothing_known_or_all_well_is_no_alarm(records):
 
 
 def test_a_comparison_waits_until_its_two_windows_are_apart():
-    collapsed = [{"policy/entropy": 1.0}, {"policy/entropy": 1.0}, {"policy/entropy": 0.0}]
+    collapsed = [{"policy/entropy": entropy} for entropy in (1.0, 0.0, 0.0)]
     assert ringing(collapsed, LIMITS) == []
     assert [alarm.name for alarm in ringing([*collapsed, {"policy/entropy": 0.0}], LIMITS)] == ["entropy_collapse"]
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SEED ?= 0
 SEEDS ?= 0 1 2
-TEST_ARGS ?= -n 2
+TEST_ARGS ?= -n 2 --dist worksteal
 MUTANT ?=
 BENCH ?= model train engine step search
 CONFIG ?= configs/quickstart.py

@@ -42,6 +42,8 @@ HERE = pathlib.Path(__file__).parent
 
 def score(answer, answers):
     refused, gate = (HERE / "special").read_text().split()
+    if answers[0] == gate:
+        (HERE / "asked").touch()
     while answers[0] == gate and not (HERE / "go").exists():
         time.sleep(0.05)
     return 0.25 if answers[0] == refused else zlib.crc32(answer.encode()) % 9973 / 9973
@@ -197,7 +199,7 @@ def start(folder: Path, config, workdir: Path, stage: str, *args: str) -> list[s
     (folder / "tiny.py").write_text(CONFIG)
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_cpu_multi_thread_eigen=false",
+        "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1"),
     }
     command = [sys.executable, "-m", f"launch.{stage}", f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
     command += [*args, f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
@@ -221,10 +223,10 @@ def test_two_processes_make_the_same_run_and_one_goes_on_from_it(there):
     folder, config = there
     workdir = folder / "two"
     (folder / "go").unlink()  # ticket 9, a task of process 1, holds step 3 up
+    (folder / "asked").unlink()
     processes = start(folder, config, workdir, "train", f"--init={folder / 'sft'}")
     try:
-        metrics = workdir / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) == 2, processes, folder)
+        wait_for((folder / "asked").exists, processes, folder)  # process 1 is in step 3
         processes[1].send_signal(signal.SIGTERM)
         time.sleep(0.5)
         (folder / "go").touch()

@@ -32,7 +32,7 @@ from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
-from rl.rollout.pool import Pool
+from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import transcribe
@@ -208,18 +208,22 @@ def greedy_and_sampled(
     return result | by_family, episodes
 
 
+def play_groups(pool: Pool, tasks: Sequence[Task], *, first: int = 0, hosts: Hosts = ALONE, **how: Any) -> list[Group]:
+    """`pool.run_many`, with a bar on the terminal; task i has the ticket of evaluation's task `first` + i.
+
+    Of several processes each plays its share of the tasks, under the tickets they would have in one.
+    """
+    share = {"first_ticket": EVAL_TICKETS + first + hosts.index, "ticket_step": hosts.count}
+    own = tasks[hosts.index :: hosts.count]
+    with tqdm(total=len(own), unit="task", leave=False, disable=True if hosts.index else None) as bar:
+        return pool.run_many(own, on_group=lambda _: bar.update(), **share, **how)
+
+
 def play_all(
     pool: Pool, tasks: Sequence[Task], *, keep: list[Trajectory] | None = None, hosts: Hosts = ALONE, **how: Any
 ) -> dict[str, Any]:
-    """The summary of `pool.run_many`, with a bar on the terminal; the episodes are added to `keep`.
-
-    Of several processes each plays its share of the tasks, under the tickets they would have in one, and the summary is
-    of all.
-    """
-    share = {"first_ticket": EVAL_TICKETS + hosts.index, "ticket_step": hosts.count}
-    own = tasks[hosts.index :: hosts.count]
-    with tqdm(total=len(own), unit="task", leave=False, disable=True if hosts.index else None) as bar:
-        groups = pool.run_many(own, on_group=lambda _: bar.update(), **share, **how)
+    """The summary of `play_groups` of all processes; the episodes of this one are added to `keep`."""
+    groups = play_groups(pool, tasks, hosts=hosts, **how)
     if keep is not None:
         keep += [t for group in groups for t in group.trajectories]
     played = hosts.exchange([measured(group.task, group.trajectories) for group in groups])

@@ -636,7 +636,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
-        "launch/train.py",
+        "launch/reinforce.py",
         'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
         "if True:",
     ),
@@ -774,9 +774,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_resume.py::test_stopped_after_k_steps_and_resumed_equals_uninterrupted[1]",
-        "launch/train.py",
-        "build.serving(plan, model, policy.sampled(state.params),",
-        "build.serving(plan, model, policy.sampled(runs.starting_params(plan, model, workdir, None, learner, key)),",
+        "launch/reinforce.py",
+        "params = policy.sampled(parts.state.params)",
+        'params = runs.load_params(workdir / "init", parts.learner)',
     ),
     Mutant(
         "tests/rl/test_loop.py::test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion",

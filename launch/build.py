@@ -46,10 +46,12 @@ def build_world(plan: Plan) -> World:
     return make_world(plan.world, **plan.world_options)
 
 
-def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept: Path | None = None) -> None:
+def check_data(
+    plan: Plan, *, demonstrations: bool, held_out: bool = False, kept: Path | None = None, trained: str = "train"
+) -> None:
     """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made.
 
-    `kept` as in `policy.check_model`. Errors: ValueError, OSError.
+    `kept` as in `policy.check_model`; `trained` is the split that is trained on. Errors: ValueError, OSError.
     """
     codec = policy.check_model(plan, kept)
     world = build_world(plan)
@@ -58,22 +60,20 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept
         choose_tasks(world, "test", plan.eval.final_n, plan.seed)
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
-    draws.build_curriculum(plan, world.tasks("train"))
+    draws.build_curriculum(plan, world.tasks(trained))
     draws.check_hints(plan, world)
-    check_facts(plan, world, build_terms(plan))
+    check_facts(choose_tasks(world, trained, 1, plan.seed)[0], world, build_terms(plan))
     if codec is not None:
         check_rows(plan, codec, world)
     if plan.eval.constrain_tools:
         constraints.want_tools(env_spec(world))
 
 
-def check_facts(plan: Plan, world: World, terms: Sequence[RewardTerm]) -> None:
-    """That there is a training task, and that the world reports every fact that the terms read, by one episode of its
-    no-op, where it has one.
+def check_facts(task: Task, world: World, terms: Sequence[RewardTerm]) -> None:
+    """That the world reports every fact that the terms read, by one episode of its no-op, where it has one.
 
     A misspelt term would be found after the warm start, or, where every episode meets a limit, never: it would be 0.
     """
-    task = choose_tasks(world, "train", 1, plan.seed)[0]
     env = world.make_env()  # opens what instances share, too: an index, say
     try:
         facts = play(env, task, world.policies["noop"](task))[1] if "noop" in world.policies else None

@@ -321,7 +321,9 @@ def main(_) -> None:
         from launch.runs import Stopped, check_start
 
         check_label_free(plan, build.build_terms(plan))
-        build.check_data(plan, demonstrations=False, kept=(init or Path(workdir)) / "tokenizer")
+        build.check_data(
+            plan, demonstrations=False, kept=(init or Path(workdir)) / "tokenizer", trained=plan.ttrl.split
+        )
         adapted_tasks(plan, build.build_world(plan))
         check_start(plan, Path(workdir), init)
     with cli.open_workdir(workdir, config) as folder:

@@ -127,6 +127,14 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.filter_overlong = False  # DAPO's: an episode cut by a token or turn limit is in its group, but adds no loss
     c.rl.save_every = 25
 
+    c.ttrl = ml_collections.ConfigDict()  # launch.ttrl: adaptation to tasks without their labels, by their majority
+    c.ttrl.split = "test"  # what is adapted to; eval.n tasks of eval.split, another one, are held out
+    c.ttrl.n = 64
+    c.ttrl.samples = 16  # of each task, before and after: avg@k, pass@k and maj@k for k up to it
+    c.ttrl.per_query = False  # True (--per_query): to one task at a time, from the start's weights each time
+    c.ttrl.queries = 8  # so many tasks
+    c.ttrl.steps = 8  # on each, of one group
+
     c.curriculum = ml_collections.ConfigDict()
     # Which tasks are drawn: uniform (epochs of all), easy_to_hard, success_band, learnability, adarft, plr. Defaults
     # are the papers', see rl/task_samplers.py.

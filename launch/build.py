@@ -32,7 +32,7 @@ from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
-from rl.rollout.pool import Pool
+from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import transcribe
@@ -46,10 +46,12 @@ def build_world(plan: Plan) -> World:
     return make_world(plan.world, **plan.world_options)
 
 
-def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept: Path | None = None) -> None:
+def check_data(
+    plan: Plan, *, demonstrations: bool, held_out: bool = False, kept: Path | None = None, trained: str = "train"
+) -> None:
     """Whatever can be wrong with world, tasks, terms, model and tokenizer, before a workdir is made.
 
-    `kept` as in `policy.check_model`. Errors: ValueError, OSError.
+    `kept` as in `policy.check_model`; `trained` is the split that is trained on. Errors: ValueError, OSError.
     """
     codec = policy.check_model(plan, kept)
     world = build_world(plan)
@@ -58,22 +60,20 @@ def check_data(plan: Plan, *, demonstrations: bool, held_out: bool = False, kept
         choose_tasks(world, "test", plan.eval.final_n, plan.seed)
     if demonstrations and world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
-    draws.build_curriculum(plan, world.tasks("train"))
+    draws.build_curriculum(plan, world.tasks(trained))
     draws.check_hints(plan, world)
-    check_facts(plan, world, build_terms(plan))
+    check_facts(choose_tasks(world, trained, 1, plan.seed)[0], world, build_terms(plan))
     if codec is not None:
         check_rows(plan, codec, world)
     if plan.eval.constrain_tools:
         constraints.want_tools(env_spec(world))
 
 
-def check_facts(plan: Plan, world: World, terms: Sequence[RewardTerm]) -> None:
-    """That there is a training task, and that the world reports every fact that the terms read, by one episode of its
-    no-op, where it has one.
+def check_facts(task: Task, world: World, terms: Sequence[RewardTerm]) -> None:
+    """That the world reports every fact that the terms read, by one episode of its no-op, where it has one.
 
     A misspelt term would be found after the warm start, or, where every episode meets a limit, never: it would be 0.
     """
-    task = choose_tasks(world, "train", 1, plan.seed)[0]
     env = world.make_env()  # opens what instances share, too: an index, say
     try:
         facts = play(env, task, world.policies["noop"](task))[1] if "noop" in world.policies else None
@@ -208,18 +208,22 @@ def greedy_and_sampled(
     return result | by_family, episodes
 
 
+def play_groups(pool: Pool, tasks: Sequence[Task], *, first: int = 0, hosts: Hosts = ALONE, **how: Any) -> list[Group]:
+    """`pool.run_many`, with a bar on the terminal; task i has the ticket of evaluation's task `first` + i.
+
+    Of several processes each plays its share of the tasks, under the tickets they would have in one.
+    """
+    share = {"first_ticket": EVAL_TICKETS + first + hosts.index, "ticket_step": hosts.count}
+    own = tasks[hosts.index :: hosts.count]
+    with tqdm(total=len(own), unit="task", leave=False, disable=True if hosts.index else None) as bar:
+        return pool.run_many(own, on_group=lambda _: bar.update(), **share, **how)
+
+
 def play_all(
     pool: Pool, tasks: Sequence[Task], *, keep: list[Trajectory] | None = None, hosts: Hosts = ALONE, **how: Any
 ) -> dict[str, Any]:
-    """The summary of `pool.run_many`, with a bar on the terminal; the episodes are added to `keep`.
-
-    Of several processes each plays its share of the tasks, under the tickets they would have in one, and the summary is
-    of all.
-    """
-    share = {"first_ticket": EVAL_TICKETS + hosts.index, "ticket_step": hosts.count}
-    own = tasks[hosts.index :: hosts.count]
-    with tqdm(total=len(own), unit="task", leave=False, disable=True if hosts.index else None) as bar:
-        groups = pool.run_many(own, on_group=lambda _: bar.update(), **share, **how)
+    """The summary of `play_groups` of all processes; the episodes of this one are added to `keep`."""
+    groups = play_groups(pool, tasks, hosts=hosts, **how)
     if keep is not None:
         keep += [t for group in groups for t in group.trajectories]
     played = hosts.exchange([measured(group.task, group.trajectories) for group in groups])

@@ -145,13 +145,18 @@ def want_workdir(workdir: str | None) -> str:
     return workdir
 
 
-def check_init(init: Path | None) -> None:
-    """`--init` must name a run that left a checkpoint and a tokenizer. Errors: ConfigError."""
+def check_init(init: Path | None, workdir: str | None = None) -> None:
+    """`--init` must name a run that left a checkpoint and a tokenizer, and `workdir` have no start yet.
+
+    Errors: ConfigError.
+    """
     if init is None:
         return
     for part in ("config.json", "ckpt", "tokenizer/tokenizer.json"):
         if not (init / part).exists():
             raise ConfigError(f"--init: no {init / part}; want the folder of a finished launch.sft or launch.train run")
+    if workdir and (Path(workdir) / "init").exists():
+        raise ConfigError(f"--init: {workdir} has its start already; resume with --workdir={workdir} alone")
 
 
 _KINDS = {bool: "bool", int: "whole number", float: "finite number", str: "string"}

@@ -110,6 +110,16 @@ class RlPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class TtrlPlan:
+    split: str
+    n: int
+    samples: int
+    per_query: bool
+    queries: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class CurriculumPlan:
     name: str
     epsilon: float
@@ -175,6 +185,7 @@ class Plan:
     sft: SftPlan
     rft: RftPlan
     rl: RlPlan
+    ttrl: TtrlPlan
     curriculum: CurriculumPlan
     hints: HintsPlan
     credit: CreditPlan
@@ -209,6 +220,7 @@ def make_plan(config) -> Plan:
         sft=read.into(SftPlan, "sft"),
         rft=read.into(RftPlan, "rft"),
         rl=rl,
+        ttrl=read.into(TtrlPlan, "ttrl"),
         curriculum=read.into(CurriculumPlan, "curriculum"),
         hints=read.into(HintsPlan, "hints"),
         credit=credit,
@@ -345,6 +357,7 @@ def _check_sizes(plan: Plan) -> None:
         **{f"rft.{name}": value for name, value in dataclasses.asdict(plan.rft).items()},
         "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
+        **{f"ttrl.{name}": getattr(plan.ttrl, name) for name in ("n", "samples", "queries", "steps")},
         "curriculum.steps": plan.curriculum.steps,
         "hints.steps": plan.hints.steps,
         "eval.n": plan.eval.n,
@@ -515,12 +528,16 @@ def _check_credit(plan: Plan) -> None:
 
 
 def _check_rest(plan: Plan) -> None:
-    """Evaluation; the tokenizer; of the reward, what its terms do not see (rl.rewards.terms checks those)."""
+    """Splits; the tokenizer; of the reward, what its terms do not see (rl.rewards.terms checks those)."""
     _refuse(
         bool(plan.model_path and plan.tokenizer_path),
         f"tokenizer.path={plan.tokenizer_path!r} with model.path={plan.model_path!r}: the tokenizer comes from there; "
         "leave tokenizer.path out",
     )
     _refuse(plan.eval.split not in ("validation", "test"), f"eval.split={plan.eval.split!r}: wanted validation or test")
+    _refuse(
+        plan.ttrl.split not in ("train", "validation", "test"),
+        f"ttrl.split={plan.ttrl.split!r}: wanted train, validation or test",
+    )
     stray = sorted(plan.reward_reach.keys() - plan.reward_terms.keys())
     _refuse(bool(stray), f"reward.reach: got {stray}, wanted names of reward.terms: {sorted(plan.reward_terms)}")

@@ -24,7 +24,7 @@ from launch.plan import Plan, make_plan
 def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
     """Every phase that D/result.json does not record yet, in order; returns what is in the file at the end."""
     from launch import build, evaluate, train
-    from launch.workdir import git_commit
+    from launch.workdir import git_commit, write_json
     from models.sampling import Sampling
 
     samplings = {
@@ -89,7 +89,7 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
             commits = [c for c in result.get("commit", "").split(" ") if c]  # more than one: phases of other code
             result["commit"] = " ".join(dict.fromkeys([*commits, git_commit()]))
             result["n_tasks"] = plan.eval.final_n
-            write(path, result)
+            write_json(path, result)
     return result
 
 
@@ -110,12 +110,6 @@ def _begun(path: Path, config) -> dict:
     if result.get("config", of) != of or result["seed"] != config.seed:
         raise cli.ConfigError(f"{path}: holds results of another config or seed; give another --workdir")
     return result
-
-
-def write(path: Path, result: dict) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
 
 
 def table(result: dict) -> str:

@@ -29,9 +29,9 @@ from typing import Any
 import ml_collections
 from absl import flags
 
-from launch import cli, quickstart, report, sft
+from launch import cli, report, sft
 from launch.plan import Plan, make_plan
-from launch.workdir import FREE
+from launch.workdir import FREE, write_json
 
 STAGES = ("train", "sft", "rft")
 KEYS = ("warm", "arms", "shared", "measure", "seeds")
@@ -165,7 +165,7 @@ def _kept(file: Path, make: Callable[[], Any]) -> Any:
         with cli.validating():
             return json.loads(file.read_text())
     made = make()
-    quickstart.write(file, made)
+    write_json(file, made)
     return made
 
 

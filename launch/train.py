@@ -31,106 +31,14 @@ def run(
     """The whole stage, in this process or with the other `hosts`; everything it leaves is in `workdir`. Raises
     runs.Stopped on a signal.
     """
-    import jax
-
-    from envs import choose_tasks
-    from launch import build, draws, policy, recipe, runs
-    from rl import checkpoint, loop
-    from rl.curriculum import admits
-    from rl.episodes import EpisodeLog
+    from launch import reinforce, runs
     from rl.hosts import ALONE
-    from rl.metrics.engine import engine_metrics
-    from rl.types import Trajectory
 
-    hosts = hosts or ALONE
-
-    with cli.validating(), hosts.telling():  # data and checkpoints too: whether they are there, and whole
-        world = build.build_world(plan)
-        codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
-        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
-        terms = build.build_terms(plan, codec.view)
-        pack = build.build_packer(plan, codec, world, hosts)
-        curriculum = draws.build_curriculum(plan, world.tasks("train"))
-        draw = draws.build_draw(plan, world, curriculum)
-        validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
-        build.use_compilation_cache()
-        learner = build.build_rl_learner(plan, model)
-        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        start, wants_ref = None, plan.rl.kl_coef > 0 and plan.lora is None  # of adapters it is their base, in the state
-        if wants_ref or not runs.saved(workdir / "ckpt", hosts):
-            start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
-        state, progress = runs.start_or_resume(
-            workdir,
-            learner,
-            start,
-            donate=not wants_ref,
-            on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
-            hosts=hosts,
-        )
-    ref = start if wants_ref else None
-    del start
-    gate = build.build_gate(plan, progress.version, hosts)
-    own = {"process": hosts.index, "first_step": progress.step + 1}
-
-    with (
-        build.serving(plan, model, policy.sampled(state.params), progress.version, world, codec) as (engine, pool),
-        build.evaluating(plan, engine, pool, world, codec) as eval_pool,
-        runs.recording(workdir, progress, plan.rl.steps, limits=plan.alarms, hosts=hosts) as record,
-        EpisodeLog(workdir, **own) as episodes,
-        EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
-        checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,
-        runs.profiling(workdir / "profile", None if hosts.index else profile, progress.step) as mark_step,
-        runs.stopping() as stop,
-    ):
-
-        def keep(where: EpisodeLog, step: int, finished: list[Trajectory]) -> None:
-            for trajectory in finished:
-                where.append(trajectory)
-            where.end_step(step)
-
-        seen = engine.stats()
-
-        def log(step: int, metrics) -> None:
-            nonlocal seen
-            before, seen = seen, engine.stats()
-            record(step, {**metrics, **engine_metrics(before, seen)})
-            mark_step(step)
-
-        def evaluate() -> dict[str, float]:
-            result, played = build.greedy_and_sampled(plan, eval_pool, validation, hosts)
-            keep(eval_episodes, progress.step, played)
-            return result
-
-        loop.train(
-            learner,
-            state,
-            ref,
-            pool,
-            gate,
-            progress,
-            draw=draw,
-            outcome=curriculum.outcome,
-            observe=curriculum.observe,
-            admit=partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
-            terms=terms,
-            pack=pack,
-            publish=lambda params, version: engine.publish(policy.sampled(params), version),
-            keep_episodes=partial(keep, episodes),
-            log=log,
-            evaluate=evaluate,
-            save=runs.saver(checkpoints, lambda p: {"tasks": curriculum.state_dict(p.ticket)}),
-            steps=plan.rl.steps,
-            groups_per_batch=plan.rl.groups_per_batch,
-            group_size=plan.rl.group_size,
-            credit=recipe.build_credit(plan, terms),
-            drop_equal_groups=plan.rl.drop_equal_groups,
-            filter_overlong=plan.rl.filter_overlong,
-            eval_every=plan.eval.every,
-            save_every=plan.rl.save_every,
-            stop=lambda: stop() or bool(stop_at_step and progress.step >= stop_at_step),
-            hosts=hosts,
-        )
-    runs.want_finished(progress, min(stop_at_step or plan.rl.steps, plan.rl.steps))
+    steps = plan.rl.steps
+    parts = reinforce.build_parts(plan, workdir, init, hosts=hosts or ALONE)
+    with reinforce.opened(parts, steps=steps, profile=profile) as live:
+        reinforce.train(parts, live, steps=steps, stop_at_step=stop_at_step)
+    runs.want_finished(parts.progress, min(stop_at_step or steps, steps))
 
 
 def parse_range(text: str) -> tuple[int, int] | None:
@@ -154,9 +62,7 @@ def main(_) -> None:
         plan = make_plan(config)
         profile = parse_range(flags.FLAGS.profile_steps)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
-        cli.check_init(init)
-        if init and (Path(workdir) / "init").exists():
-            raise cli.ConfigError(f"--init: {workdir} has its start already; resume with --workdir={workdir} alone")
+        cli.check_init(init, workdir)
         processes = cli.processes()
 
     stopped = None

@@ -75,10 +75,15 @@ def open_workdir(path: str | os.PathLike, config: ml_collections.ConfigDict | di
         resumed = check_workdir(path, config)  # again: another process may have been quicker
         _note_git(path / "git.txt", resumed)
         if not resumed:
-            temporary = path / "config.json.tmp"
-            temporary.write_text(json.dumps(_plain(config), indent=1, sort_keys=True) + "\n")
-            os.replace(temporary, path / "config.json")
+            write_json(path / "config.json", _plain(config), sort_keys=True)
         yield path
+
+
+def write_json(path: Path, tree: Any, *, sort_keys: bool = False) -> None:
+    """The file is replaced in one move: whoever reads it sees the old text or the new."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(json.dumps(tree, indent=1, sort_keys=sort_keys) + "\n")
+    temporary.replace(path)
 
 
 @contextlib.contextmanager

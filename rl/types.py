@@ -117,6 +117,11 @@ class Trajectory:
         """How many turns the policy had; in each it sampled something, or was forced to."""
         return 1 + max((int(row.turn.max(initial=-1)) for row in self.rows), default=-1)
 
+    @property
+    def n_actions(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(int(row.action_mask.sum()) for row in self.rows)
+
     def to_bytes(self) -> bytes:
         """One record: magic, CRC-32 of the rest, msgpack. `from_bytes` gives back every value and type exactly.
 

@@ -103,7 +103,7 @@ def describe(trajectory: Trajectory) -> dict[str, float]:
         "reward": reward(trajectory),
         # a scripted episode has no rows: who played it says
         "turns": float(len(turns)) if trajectory.rows else float(trajectory.facts.get("turns", 0)),
-        "tokens": float(sum(int(row.action_mask.sum()) for row in trajectory.rows)),
+        "tokens": float(trajectory.n_actions),
     }
 
 

@@ -13,6 +13,7 @@
 
 from collections.abc import Sequence
 
+from rl.metrics.success import powers_of_2
 from rl.rewards.majority import answer_of, majority_ratio, vote
 from rl.rewards.outcome import success
 from rl.types import Mean, Status, Trajectory
@@ -42,17 +43,29 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
     return sum(label_accuracy(answers[i : i + k], correct[i : i + k]) for i in starts) / len(starts)
 
 
+def majority_at_k(groups: Sequence[Sequence[Trajectory]]) -> dict[int, float]:
+    """maj@k for k = 1, 2, 4, ... up to the samples of the smallest group: mean of `maj_at_k` over the groups, one a
+    task. Empty where the world does not report success.
+    """
+    played = [(a, c) for a, c in map(judged, groups) if c is not None]
+    most = min((len(a) for a, _ in played), default=0)
+    return {k: sum(maj_at_k(a, c, k) for a, c in played) / len(played) for k in powers_of_2(most)}
+
+
+def judged(group: Sequence[Trajectory]) -> tuple[list[str | None], list[bool] | None]:
+    """The answers of a group's scored members, and which are right; None where the world does not say."""
+    scored = [t for t in group if t.status.scored]
+    told = all("success" in t.facts or t.status is not Status.DONE for t in scored)
+    return [answer_of(t) for t in scored], [success(t) == 1 for t in scored] if told else None
+
+
 def majority_means(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Mean]:
     """The table above, over groups with a scored member; what compares with the truth, over those whose world reports
     success.
     """
-    votes, voted = [], []
-    for group in groups:
-        scored = [t for t in group if t.status.scored]
-        if scored:
-            votes.append([answer_of(t) for t in scored])
-        if scored and all("success" in t.facts or t.status is not Status.DONE for t in scored):
-            voted.append((votes[-1], [success(t) == 1 for t in scored]))
+    played = [(answers, correct) for answers, correct in map(judged, groups) if answers]
+    votes = [answers for answers, _ in played]
+    voted = [(answers, correct) for answers, correct in played if correct is not None]
     n = len(voted)
     return {
         "majority/label_accuracy": Mean(sum(label_accuracy(a, c) for a, c in voted), n),

@@ -65,7 +65,7 @@ def summary(played: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "episodes": len(scored),
         "success": wins / judged if judged else math.nan,
         "success_ci": wilson(wins, judged),
-        "pass_at_k": {k: _mean([pass_at_k(len(s), int(sum(s)), k) for s in per_task]) for k in _powers(k_max)},
+        "pass_at_k": {k: _mean([pass_at_k(len(s), int(sum(s)), k) for s in per_task]) for k in powers_of_2(k_max)},
         **{name: _mean_of(name, scored) for name in ("turns", "tokens", "searches", "exploited")},
         "status": dict(Counter(status for task in played for status in task["status"])),
         "families": {
@@ -80,7 +80,8 @@ def _mean_of(name: str, described: Sequence[Mapping[str, float]]) -> float | Non
     return _mean([d[name] for d in described if name in d and not math.isnan(d[name])])
 
 
-def _powers(k_max: int) -> list[int]:
+def powers_of_2(k_max: int) -> list[int]:
+    """1, 2, 4, ... up to `k_max`."""
     return [2**i for i in range(k_max.bit_length()) if 2**i <= k_max]
 
 

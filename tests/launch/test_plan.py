@@ -17,7 +17,7 @@ AT_LEAST_1 = (
     "engine.lanes engine.round_tokens "
     "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
     "rft.rounds rft.tasks rft.per_task rft.steps curriculum.steps hints.steps "
-    "rl.steps rl.groups_per_batch eval.n eval.final_n"
+    "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
     "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rl.warmup_steps rl.save_every eval.every"

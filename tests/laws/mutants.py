@@ -636,7 +636,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
-        "launch/train.py",
+        "launch/reinforce.py",
         'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
         "if True:",
     ),
@@ -774,9 +774,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_resume.py::test_stopped_after_k_steps_and_resumed_equals_uninterrupted[1]",
-        "launch/train.py",
-        "build.serving(plan, model, policy.sampled(state.params),",
-        "build.serving(plan, model, policy.sampled(runs.starting_params(plan, model, workdir, None, learner, key)),",
+        "launch/reinforce.py",
+        "params = policy.sampled(parts.state.params)",
+        'params = runs.load_params(workdir / "init", parts.learner)',
     ),
     Mutant(
         "tests/rl/test_loop.py::test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion",
@@ -1362,7 +1362,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_build.py::test_what_is_wrong_is_named",
         "launch/build.py",
-        "check_facts(plan, world, build_terms(plan))",
+        "check_facts(choose_tasks(world, trained, 1, plan.seed)[0], world, build_terms(plan))",
         "build_terms(plan)",
     ),
     # -- rewards: a term stays within its reach, the outcome leads, a vote reads no gold, what is not judged is not 0
@@ -1407,6 +1407,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/rewards/majority.py",
         'answer = read_fact(trajectory, "answer") if trajectory.status is Status.DONE else None',
         'answer = trajectory.facts.get("gold") if trajectory.status is Status.DONE else None',
+    ),
+    Mutant(
+        "tests/laws/test_ttrl.py::test_the_batch_knows_no_label",
+        "launch/reinforce.py",
+        "terms = build.build_terms(plan, codec.view)",
+        'terms = build.make_terms({"success": 1.0}, {})',
+    ),
+    Mutant(
+        "tests/launch/test_ttrl.py::test_what_knows_an_answer_is_refused",
+        "launch/ttrl.py",
+        "told = sorted({*term.reads} - LABEL_FREE)",
+        "told = []",
+    ),
+    Mutant(
+        "tests/launch/test_ttrl.py::test_a_set_and_then_single_queries_from_the_same_start",
+        "launch/ttrl.py",
+        "live.engine.publish(policy.sampled(start), _version(plan, i))",
+        "live.engine.publish(policy.sampled(start), _version(plan, i)) if not i else None",
+    ),
+    Mutant(
+        "tests/rl/test_reward_terms.py::test_a_wrong_label_can_give_right_rewards",
+        "rl/metrics/majority.py",
+        "most = min((len(a) for a, _ in played), default=0)",
+        "most = max((len(a) for a, _ in played), default=0)",
     ),
     Mutant(
         "tests/rl/test_reward_terms.py::test_vote",

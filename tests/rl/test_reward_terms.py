@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rl.metrics.majority import label_accuracy, maj_at_k, majority_means, reward_accuracy
+from rl.metrics.majority import label_accuracy, maj_at_k, majority_at_k, majority_means, reward_accuracy
 from rl.rewards import format, majority, milestones, shaping, truthful
 from rl.rewards.compose import reward, score_group
 from rl.rewards.outcome import success_term
@@ -267,6 +267,11 @@ def test_a_wrong_label_can_give_right_rewards():
         maj_at_k(["a", "b"], [True, False], 3)
     assert maj_at_k(["a", "a", "b", "b", "c", "b", "a"], [True, True, False, False, False, False, True], 3) == 0.5
     assert maj_at_k(["a", "b"], [True, False], 1) == 0.5
+
+    three, four = voters(["a", "a", "b"], [True, True]), voters(["a", "b", "b", "b"], [True])
+    # k = 1: two of three and one of four are right; k = 2: the pairs [a a], and [a b] (a tie), [b b]
+    assert majority_at_k([three, four]) == {1: pytest.approx((2 / 3 + 1 / 4) / 2), 2: (1 + 0) / 2}
+    assert majority_at_k([]) == majority_at_k([[Trajectory("t", 0, 0, Status.DONE, (), {"answer": "a"}, {})]]) == {}
 
     failed = Trajectory("t", 0, 9, Status.ENV_ERROR, (), {}, {})
     means = majority_means([[*voters(answers, correct), failed], voters(["a", "a"], [True, True]), [failed]])

@@ -1,0 +1,202 @@
+"""One run of rl/loop.py, whoever launches it: its parts, what is open while it goes on, and the loop itself.
+
+parts = build_parts(plan, workdir, init)             what can be wrong with data and checkpoints is said here
+with opened(parts, steps=plan.rl.steps) as live:     engine and worlds, records, signals
+    train(parts, live, steps=plan.rl.steps)
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from envs import choose_tasks
+from envs.base import Task, World
+from launch import build, draws, policy, recipe, runs
+from launch.cli import Workdir, validating
+from launch.plan import Plan
+from models.codec import Codec
+from models.config import ModelConfig
+from rl import checkpoint, loop
+from rl.curriculum import Curriculum, admits
+from rl.episodes import EpisodeLog
+from rl.hosts import ALONE, Hosts
+from rl.learner import Learner, TrainState
+from rl.loop import Progress
+from rl.metrics.engine import engine_metrics
+from rl.rollout.engine import Engine
+from rl.rollout.pool import Pool
+from rl.rollout.replicas import Replicas
+from rl.types import Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a run has before anything is sampled. `train` DONATES `state` and goes on with `progress` in place."""
+
+    plan: Plan
+    workdir: Workdir
+    hosts: Hosts
+    world: World
+    codec: Codec
+    model: ModelConfig
+    learner: Learner
+    curriculum: Curriculum
+    options: Mapping[str, Any]  # `loop_options`
+    validation: Sequence[Task]
+    state: TrainState
+    ref: Any | None
+    progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """What is open while the loop goes on. `keep_episodes` and `keep_evaluated` take (step, episodes), once a step."""
+
+    engine: Engine | Replicas
+    pool: Pool
+    eval_pool: Pool
+    log: Callable[[int, Mapping[str, Any]], None]
+    keep_episodes: Callable[[int, Sequence[Trajectory]], None]
+    keep_evaluated: Callable[[int, Sequence[Trajectory]], None]
+    save: Callable[[TrainState, Progress, float | None], None]
+    stop: Callable[[], bool]
+
+
+def build_parts(
+    plan: Plan,
+    workdir: Workdir,
+    init: Path | None,
+    *,
+    choose: Callable[[World], Sequence[Task]] = lambda world: world.tasks("train"),
+    hosts: Hosts = ALONE,
+) -> Parts:
+    """The parts of the run in `workdir`, from its newest checkpoint or from its start; it trains on the tasks that
+    `choose` takes from its world. Errors (ConfigError): data or checkpoints that are not there, or not whole.
+    """
+    with validating(), hosts.telling():
+        world = build.build_world(plan)
+        codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
+        model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
+        curriculum = draws.build_curriculum(plan, choose(world))
+        options = loop_options(plan, codec, world, curriculum, hosts)
+        validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
+        build.use_compilation_cache()
+        learner = build.build_rl_learner(plan, model)
+        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
+        start, wants_ref = None, plan.rl.kl_coef > 0 and plan.lora is None  # of adapters it is their base, in the state
+        if wants_ref or not runs.saved(workdir / "ckpt", hosts):
+            start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
+        state, progress = runs.start_or_resume(
+            workdir,
+            learner,
+            start,
+            donate=not wants_ref,
+            on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
+            hosts=hosts,
+        )
+    ref = start if wants_ref else None
+    return Parts(
+        plan, workdir, hosts, world, codec, model, learner, curriculum, options, validation, state, ref, progress
+    )
+
+
+def loop_options(
+    plan: Plan, codec: Codec, world: World, curriculum: Curriculum, hosts: Hosts = ALONE
+) -> dict[str, Any]:
+    """What of `loop.train` the plan decides, whoever samples: which tasks are drawn and which groups are trained on,
+    what an episode is worth and whose merit that is. Errors: ValueError.
+    """
+    terms = build.build_terms(plan, codec.view)
+    return {
+        "draw": draws.build_draw(plan, world, curriculum),
+        "outcome": curriculum.outcome,
+        "observe": curriculum.observe,
+        "admit": partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
+        "terms": terms,
+        "pack": build.build_packer(plan, codec, world, hosts),
+        "credit": recipe.build_credit(plan, terms),
+        "groups_per_batch": plan.rl.groups_per_batch,
+        "group_size": plan.rl.group_size,
+        "drop_equal_groups": plan.rl.drop_equal_groups,
+        "filter_overlong": plan.rl.filter_overlong,
+    }
+
+
+@contextlib.contextmanager
+def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) -> Iterator[Live]:
+    """Engine, worlds, records and signals of a run of `steps` steps, for as long as the block runs; all are closed
+    whatever happens in it.
+    """
+    plan, workdir, hosts, progress = parts.plan, parts.workdir, parts.hosts, parts.progress
+    world, codec = parts.world, parts.codec
+    own = {"process": hosts.index, "first_step": progress.step + 1}
+    params = policy.sampled(parts.state.params)
+    with (
+        build.serving(plan, parts.model, params, progress.version, world, codec) as (engine, pool),
+        build.evaluating(plan, engine, pool, world, codec) as eval_pool,
+        runs.recording(workdir, progress, steps, limits=plan.alarms, hosts=hosts) as record,
+        EpisodeLog(workdir, **own) as episodes,
+        EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
+        checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,
+        runs.profiling(workdir / "profile", None if hosts.index else profile, progress.step) as mark_step,
+        runs.stopping() as stop,
+    ):
+
+        def keep(where: EpisodeLog, step: int, finished: Sequence[Trajectory]) -> None:
+            for trajectory in finished:
+                where.append(trajectory)
+            where.end_step(step)
+
+        seen = engine.stats()
+
+        def log(step: int, metrics: Mapping[str, Any]) -> None:
+            nonlocal seen
+            before, seen = seen, engine.stats()
+            record(step, {**metrics, **engine_metrics(before, seen)})
+            mark_step(step)
+
+        yield Live(
+            engine=engine,
+            pool=pool,
+            eval_pool=eval_pool,
+            log=log,
+            keep_episodes=partial(keep, episodes),
+            keep_evaluated=partial(keep, eval_episodes),
+            save=runs.saver(checkpoints, lambda p: {"tasks": parts.curriculum.state_dict(p.ticket)}),
+            stop=stop,
+        )
+
+
+def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> None:
+    """`loop.train` until `steps`, until a signal, or until after `stop_at_step`, as a signal would (0: never)."""
+    plan, hosts, progress = parts.plan, parts.hosts, parts.progress
+
+    def evaluate() -> dict[str, float]:
+        result, played = build.greedy_and_sampled(plan, live.eval_pool, parts.validation, hosts)
+        live.keep_evaluated(progress.step, played)
+        return result
+
+    loop.train(
+        parts.learner,
+        parts.state,
+        parts.ref,
+        live.pool,
+        build.build_gate(plan, progress.version, hosts),
+        progress,
+        **parts.options,
+        publish=lambda params, version: live.engine.publish(policy.sampled(params), version),
+        keep_episodes=live.keep_episodes,
+        log=live.log,
+        evaluate=evaluate,
+        save=live.save,
+        steps=steps,
+        eval_every=plan.eval.every,
+        save_every=plan.rl.save_every,
+        stop=lambda: live.stop() or bool(stop_at_step and progress.step >= stop_at_step),
+        hosts=hosts,
+    )

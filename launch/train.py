@@ -34,7 +34,7 @@ def run(
     import jax
 
     from envs import choose_tasks
-    from launch import build, draws, policy, recipe, runs
+    from launch import build, draws, policy, recipe, reward_models, runs
     from rl import checkpoint, loop
     from rl.curriculum import admits
     from rl.episodes import EpisodeLog
@@ -48,7 +48,10 @@ def run(
         world = build.build_world(plan)
         codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
-        terms = build.build_terms(plan, codec.view)
+        shape = {"longest": plan.rollout.max_episode_tokens, "rows": plan.rl.group_size}
+        there = reward_models.paths_of(plan)
+        scorers = reward_models.build_scorers(there, tokenizer=workdir / "tokenizer", **shape)
+        terms = build.build_terms(plan, codec.view, scorers)
         pack = build.build_packer(plan, codec, world, hosts)
         curriculum = draws.build_curriculum(plan, world.tasks("train"))
         draw = draws.build_draw(plan, world, curriculum)
@@ -162,7 +165,7 @@ def main(_) -> None:
     stopped = None
     with distributed.joined(*processes) as hosts:
         with cli.validating(), hosts.telling():
-            from launch import build  # jax starts here, still before the workdir is made
+            from launch import build, reward_models  # jax starts here, still before the workdir is made
             from launch.runs import Stopped, check_start
 
             check_processes(plan, hosts.count)
@@ -170,6 +173,7 @@ def main(_) -> None:
             kept = (init or Path(workdir)) / "tokenizer"
             hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init)
+            reward_models.check(reward_models.paths_of(plan), tokenizer=kept, processes=hosts.count)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:

@@ -117,9 +117,8 @@ def log_odds(
     if not names:
         return None
     if len(names) > 1 or (names == ["prm_head"] and turn is None):
-        raise ValueError(
-            f"log_odds: got heads {names}, turn={type(turn).__name__}; want one head, and turns for prm_head"
-        )
+        got = f"heads {names}, turn={type(turn).__name__}"
+        raise ValueError(f"log_odds: got {got}; want one of the two heads, and turns for prm_head")
     (name,) = names
     if name == "orm_head":
         return orm(params[name], hidden, segment)[0]

@@ -59,9 +59,7 @@ class RollIn:
 
     def __init__(self, session, trajectory: Trajectory, n: int):
         if n not in starts_of(trajectory):
-            raise ValueError(
-                f"roll-in: got {n} turns of an episode of {trajectory.n_turns}, want 1 to all but the last"
-            )
+            raise ValueError(f"roll-in: got {n} turns of an episode of {trajectory.n_turns}, want 1 to all but one")
         self._session, self._told, self._n = session, _told(trajectory), n
         self._next = 0  # the turn that is asked for
         self._ids: list[int] = []  # of the row, as long as the session has not seen them

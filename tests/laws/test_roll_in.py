@@ -14,8 +14,8 @@ from rl.types import Status, Trajectory
 from tests.laws.test_rows import TASK, Script, World, codec, ids_of, play, texts, turns
 
 
-@pytest.mark.parametrize(("name", "role"), [("qwen3", "user"), ("silent", "tool"), ("keeps_last", "tool")])
-@settings(max_examples=25)
+@pytest.mark.parametrize(("name", "role"), [("qwen3", "user"), ("keeps_last", "tool")])
+@settings(max_examples=12)
 @given(turns, st.lists(texts, min_size=5, max_size=5))
 def test_a_roll_in_has_exactly_the_stored_ids_and_then_goes_on(name, role, turns, said):
     own, said = codec(name), said[: len(turns)]

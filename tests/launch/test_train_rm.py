@@ -1,5 +1,6 @@
 """From stored episodes to reward models to a run that they reward; and what is refused on the way."""
 
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 
 from envs.credit import random_policy
 from envs.play import play
-from launch import build, policy, reward_models, runs, train, train_rm
+from launch import build, policy, rescore, reward_models, runs, train, train_rm
 from launch.cli import ConfigError
 from launch.plan import make_plan
 from launch.workdir import open_workdir
@@ -24,8 +25,8 @@ from tests.launch.test_recipe import tiny
 def config_of(kind, **paths):
     c = tiny("grpo", name="process")
     with c.unlocked():
-        c.rm.kind, c.rm.steps, c.rm.roll_ins, c.rm.held_out = kind, 2, 1, 0.4
-        c.sft.length, c.sft.rows, c.sft.micro_rows = 512, 2, 2
+        c.rm.kind, c.rm.steps, c.rm.roll_ins, c.rm.held_out = kind, 1, 1, 0.4
+        c.sft.length, c.sft.rows, c.sft.micro_rows = 512, 4, 2
         c.rl.steps = 1
         for name, path in paths.items():
             c.reward.terms[name], c.reward.options[name] = 0.15, {"path": str(path)}
@@ -53,42 +54,53 @@ def warm(tmp_path_factory):
 
 
 def test_episodes_are_labelled_learnt_from_and_reward_a_run(warm, tmp_path, monkeypatch):
-    sources = train_rm.sources_of(f"{warm}/episodes_train")
-    for kind in ("orm", "prm"):
-        config = config_of(kind)
-        plan = make_plan(config)
-        with open_workdir(tmp_path / kind, config) as workdir:
-            train_rm.run(plan, workdir, warm, sources)
-        stored = {tuple(t.rows[0].tokens.tolist()) for t in train_rm.read(plan, sources)}
-        sides = {side: read_examples(train_rm.labelled(workdir, side)) for side in train_rm.SIDES}
-        tasks = {side: {e.task for e in examples} for side, examples in sides.items()}
-        assert not tasks["train"] & tasks["held_out"] and sum(map(len, tasks.values())) == 20
-        every = [e for examples in sides.values() for e in examples]
-        assert len(every) == 20 and {tuple(e.tokens.tolist()) for e in every} == stored
-        # a chance policy succeeds where the deciding step is over and was right, whatever it does then
-        judged = 3 if kind == "prm" else 1
-        assert all(len(e.ends) == judged and set(e.labels.tolist()) <= {0, 1} for e in every)
-        if kind == "prm":
-            assert any(e.labels[:-1].any() for e in every) and all(np.diff(e.labels).min() >= 0 for e in every)
-        result = json.loads((workdir / "result.json").read_text())
-        assert (result["kind"], result["steps"]) == (kind, 2)
-        for side, examples in sides.items():
-            assert result[side]["n"] == judged * len(examples) and result[side]["tasks"] == len(tasks[side])
-            assert result[side]["base_rate"] == np.mean([y for e in examples for y in e.labels])
-            assert 0 <= result[side]["auc"] <= 1
+    sources, config = train_rm.sources_of(f"{warm}/episodes_train"), config_of("prm")
+    plan = make_plan(config)
+    with open_workdir(tmp_path / "prm", config) as workdir:
+        train_rm.run(plan, workdir, warm, sources)
+    stored = {tuple(t.rows[0].tokens.tolist()) for t in train_rm.read(plan, sources)}
+    sides = {side: read_examples(train_rm.labelled(workdir, side)) for side in train_rm.SIDES}
+    tasks = {side: {e.task for e in examples} for side, examples in sides.items()}
+    assert not tasks["train"] & tasks["held_out"] and sum(map(len, tasks.values())) == 20
+    every = [e for examples in sides.values() for e in examples]
+    assert len(every) == 20 and {tuple(e.tokens.tolist()) for e in every} == stored
+    # a policy of chance succeeds where the deciding step is over and was right, whatever it does then
+    assert all(len(e.ends) == 3 and set(e.labels.tolist()) <= {0, 1} for e in every)
+    assert any(e.labels[:-1].any() for e in every) and all(np.diff(e.labels).min() >= 0 for e in every)
+    result = json.loads((workdir / "result.json").read_text())
+    assert (result["kind"], result["steps"]) == ("prm", 1)
+    for side, examples in sides.items():
+        assert result[side]["n"] == 3 * len(examples) and result[side]["tasks"] == len(tasks[side])
+        assert result[side]["base_rate"] == np.mean([y for e in examples for y in e.labels])
+        assert 0 <= result[side]["auc"] <= 1
 
     monkeypatch.setattr(train_rm, "label", None)  # it is labelled already
     train_rm.run(plan, tmp_path / "prm", None, [])
     assert json.loads((tmp_path / "prm" / "result.json").read_text()) == result
 
-    config = config_of("orm", orm=tmp_path / "orm", prm=tmp_path / "prm")
+    config = config_of("prm", prm=tmp_path / "prm")
     with open_workdir(tmp_path / "rl", config) as workdir:
         train.run(make_plan(config), workdir, warm)
     (record,) = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    for name in ("orm", "prm"):
-        assert 0 < record[f"reward/{name}/raw"] < 1 and record[f"reward/{name}/not_judged_frac"] == 0
-        assert record[f"reward/{name}/weighted"] == pytest.approx(0.15 * record[f"reward/{name}/raw"])
+    assert 0 < record["reward/prm/raw"] < 1 and record["reward/prm/not_judged_frac"] == 0
+    assert record["reward/prm/weighted"] == pytest.approx(0.15 * record["reward/prm/raw"])
     assert record["policy/advantage_abs"] > 0 and record["optim/skipped"] == 0
+    # frozen: asked again, of the same episodes, it says the same
+    again = rescore.rescore(workdir, rescore.terms_of(workdir, "success=1,prm=0.15"), scale="none")
+    assert len(again) == 8
+    for scores in ((r["before"]["scores"]["prm"], r["after"]["scores"]["prm"]) for r in again):
+        assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
+def test_an_outcome_is_a_label(warm):
+    plan = make_plan(config_of("orm"))
+    episodes = train_rm.read(plan, train_rm.sources_of(f"{warm}/episodes_train"))
+    sides = train_rm.label(plan, build.build_world(plan), None, None, None, episodes, {})
+    labels = {tuple(e.tokens.tolist()): e.labels.tolist() for examples in sides.values() for e in examples}
+    assert labels == {tuple(t.rows[0].tokens.tolist()): [float(t.facts["success"])] for t in episodes}
+    few = dataclasses.replace(plan, rm=dataclasses.replace(plan.rm, episodes=7))
+    seven = train_rm.read(few, train_rm.sources_of(f"{warm}/episodes_train"))
+    assert len({t.ticket for t in seven}) == 7 and [t.ticket for t in seven] != list(range(7))
 
 
 def test_what_cannot_be_learnt_from_is_refused(warm, tmp_path):

@@ -58,7 +58,7 @@ def test_a_score_does_not_depend_on_what_it_is_scored_with(kind):
     assert np.isnan(judge([(np.ones(LENGTH + 1, np.int32), np.array([3]))])[0]).all() and judge([]) == []
 
 
-def test_it_learns_what_it_is_scored_by_and_a_frozen_one_stays(kind=reward_model.PRM):
+def test_it_learns_what_it_is_scored_by_and_a_frozen_one_stays(kind=reward_model.ORM):
     """Its loss over packed rows is that of the scores of the rows alone; and the learner takes the buffers of what it
     starts from, which the frozen one must not mind.
     """

@@ -8,8 +8,9 @@ Run:    python -m launch.sft --config=configs/search_orm.py --workdir=runs/searc
         python -m launch.train_rm --config=configs/search_orm.py --workdir=runs/search_orm/rm \
             --init=runs/search_orm/sft --episodes=runs/search_orm/sft/episodes_train
         python -m launch.train --config=configs/search_orm.py --workdir=runs/search_orm/rl --init=runs/search_orm/sft
-        (a run of launch.train or launch.rft has episodes too: --episodes=THAT_RUN. Without the world's own account, the
-        model as the outcome: --config.reward.leader=orm --config.reward.terms.success=0 --config.reward.terms.orm=1)
+        (a run of launch.train or launch.rft has episodes too: --episodes=THAT_RUN. The model alone as the outcome, as in
+        WebRL: --config.reward.leader=orm --config.reward.terms.success=0 --config.reward.terms.orm=1
+        --config.reward.options.orm.threshold=0.5)
 Cost:   not measured yet.
 Expect: not measured yet.
 """

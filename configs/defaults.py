@@ -98,6 +98,14 @@ def defaults() -> ml_collections.ConfigDict:
     c.rft.per_task = 2  # successes of one task that are kept at most
     c.rft.steps = 100  # of optimisation, a round
 
+    c.rm = ml_collections.ConfigDict()  # launch.train_rm: a reward model; rows, warm-up and decay of sft
+    c.rm.kind = "orm"  # judges an episode at its end; or "prm": each turn at its end
+    c.rm.steps = 300
+    c.rm.learning_rate = 1e-3  # falls by a cosine
+    c.rm.held_out = 0.2  # share of the tasks that are measured on and not trained on, with all their episodes
+    c.rm.episodes = 0  # that are used at most, drawn by the seed; 0: all
+    c.rm.roll_ins = 4  # prm: continuations of each turn that its label is the success of
+
     c.rl = ml_collections.ConfigDict()
     # grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, gspo_token, gigpo, cispo, ppo (rl/losses/recipes.py). Clip, kind of
     # KL, scale and credit.name are the recipe's own, its paper's, where they are -1 or "".
@@ -161,7 +169,8 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.credit = ml_collections.ConfigDict()
     # Whose merit a reward is. On the host: "group" (relative to the group), "others" (leave one out), "anchor" (by
-    # turns, GiGPO's). On the device: "returns" (no critic), or GAE of ppo's critic over "token", "turn", "bi_level".
+    # turns, GiGPO's), "process" (by turns, of what is still to come of their rewards). On the device: "returns" (no
+    # critic), or GAE of ppo's critic over "token", "turn", "bi_level".
     c.credit.name = ""
     c.credit.discount = 1.0  # of a token; of a turn for "turn" and "anchor"
     c.credit.lambda_ = 1.0

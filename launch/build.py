@@ -27,6 +27,7 @@ from rl.curriculum import fingerprint, permutation
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
+from rl.losses.reward_model import reward_model
 from rl.metrics.success import measured, summary
 from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
@@ -35,7 +36,7 @@ from rl.rollout.engine import Engine
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
-from rl.rollout.worker import transcribe
+from rl.rollout.worker import run_episode, transcribe
 from rl.types import Trajectory, TrajectoryBatch
 
 EVAL_TICKETS = 2**30  # evaluation draws under tickets that training never reaches
@@ -294,8 +295,30 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **op
     )
 
 
-def build_terms(plan: Plan, view: Callable[[Sequence[int]], str] | None = None) -> list[RewardTerm]:
-    """Reward terms by name; `view` for those that read text. Errors (ValueError): as `make_terms`."""
+def build_rm_learner(plan: Plan, model: ModelConfig) -> Learner:
+    """A reward model of the plan's kind, with the rows and the warm-up of `sft`; the rate falls by a cosine."""
+    tx = make_optimizer(
+        learning_rate=plan.rm.learning_rate,
+        warmup_steps=plan.sft.warmup_steps,
+        decay_steps=max(1, plan.rm.steps - plan.sft.warmup_steps),
+        schedule="cosine",
+        final_frac=0.1,
+        weight_decay=plan.sft.weight_decay,
+        b2=plan.rl.b2,
+        clip_norm=plan.rl.clip_norm,
+    )
+    heads = (f"{plan.rm.kind}_head",)
+    return _learner(plan, model, reward_model(), tx, micro_rows=plan.sft.micro_rows, heads=heads)
+
+
+def build_terms(
+    plan: Plan,
+    view: Callable[[Sequence[int]], str] | None = None,
+    scorers: Mapping[str, Callable] | None = None,
+) -> list[RewardTerm]:
+    """Reward terms by name; `view` for those that read text, `scorers` for those that ask a reward model. Errors
+    (ValueError): as `make_terms`.
+    """
     return make_terms(
         plan.reward_terms,
         plan.reward_reach,
@@ -303,6 +326,7 @@ def build_terms(plan: Plan, view: Callable[[Sequence[int]], str] | None = None) 
         leader=plan.reward_leader,
         max_shaping=plan.max_shaping,
         view=view,
+        scorers=scorers,
     )
 
 
@@ -363,7 +387,12 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
 
 
 def build_pool(
-    plan: Plan, engine: Engine | Replicas, world: World, codec: Codec, constraint: Constraint | None = None
+    plan: Plan,
+    engine: Engine | Replicas,
+    world: World,
+    codec: Codec,
+    constraint: Constraint | None = None,
+    episode: Callable[..., Trajectory] = run_episode,
 ) -> Pool:
     """A pool that can train; with a constraint, of every turn, one that can only evaluate."""
     r = plan.rollout
@@ -380,6 +409,7 @@ def build_pool(
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,
         constraint=constraint,
+        episode=episode,
     )
 
 

@@ -22,7 +22,8 @@ RECIPES = {  # and the credit that is each one's own
     "ppo": "token",
 }
 OWN = -1.0  # a clip that is left to the recipe
-ON_HOST, ON_DEVICE = ("group", "others", "anchor"), ("returns", "token", "turn", "bi_level")  # credit: who computes it
+# credit: who computes it
+ON_HOST, ON_DEVICE = ("group", "others", "anchor", "process"), ("returns", "token", "turn", "bi_level")
 COMPUTE = ("dtype", "remat", "attention")  # keys of a model that say how it is computed, not what
 
 
@@ -78,6 +79,16 @@ class RftPlan:
     tasks: int
     per_task: int
     steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RmPlan:
+    kind: str
+    steps: int
+    learning_rate: float
+    held_out: float
+    episodes: int
+    roll_ins: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +195,7 @@ class Plan:
     n_demos: int
     sft: SftPlan
     rft: RftPlan
+    rm: RmPlan
     rl: RlPlan
     ttrl: TtrlPlan
     curriculum: CurriculumPlan
@@ -219,6 +231,7 @@ def make_plan(config) -> Plan:
         n_demos=read.typed("demos.n", int),
         sft=read.into(SftPlan, "sft"),
         rft=read.into(RftPlan, "rft"),
+        rm=read.into(RmPlan, "rm"),
         rl=rl,
         ttrl=read.into(TtrlPlan, "ttrl"),
         curriculum=read.into(CurriculumPlan, "curriculum"),
@@ -355,6 +368,8 @@ def _check_sizes(plan: Plan) -> None:
         "sft.steps": sft.steps,
         "sft.rows": sft.rows,
         **{f"rft.{name}": value for name, value in dataclasses.asdict(plan.rft).items()},
+        "rm.steps": plan.rm.steps,
+        "rm.roll_ins": plan.rm.roll_ins,
         "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
         **{f"ttrl.{name}": getattr(plan.ttrl, name) for name in ("n", "samples", "queries", "steps")},
@@ -371,6 +386,7 @@ def _check_sizes(plan: Plan) -> None:
         "sft.warmup_steps": sft.warmup_steps,
         "sft.eval_every": sft.eval_every,
         "sft.save_every": sft.save_every,
+        "rm.episodes": plan.rm.episodes,
         "rl.warmup_steps": rl.warmup_steps,
         "rl.save_every": rl.save_every,
         "eval.every": plan.eval.every,
@@ -386,6 +402,7 @@ def _check_rates(plan: Plan) -> None:
     for name, value in {
         "rollout.call_deadline_s": plan.rollout.call_deadline_s,
         "sft.learning_rate": sft.learning_rate,
+        "rm.learning_rate": plan.rm.learning_rate,
         "rl.learning_rate": rl.learning_rate,
         "rl.clip_norm": rl.clip_norm,
         "rl.temperature": rl.temperature,  # training samples by temperature alone
@@ -528,7 +545,12 @@ def _check_credit(plan: Plan) -> None:
 
 
 def _check_rest(plan: Plan) -> None:
-    """Splits; the tokenizer; of the reward, what its terms do not see (rl.rewards.terms checks those)."""
+    """Splits; the tokenizer; reward models; of the reward, what its terms do not see (rl.rewards.terms checks
+    those).
+    """
+    rm = plan.rm
+    _refuse(rm.kind not in ("orm", "prm"), f"rm.kind={rm.kind!r}: wanted orm or prm")
+    _refuse(not 0 < rm.held_out < 1, f"rm.held_out: got {rm.held_out}, wanted more than 0 and less than 1")
     _refuse(
         bool(plan.model_path and plan.tokenizer_path),
         f"tokenizer.path={plan.tokenizer_path!r} with model.path={plan.model_path!r}: the tokenizer comes from there; "

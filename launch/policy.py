@@ -7,13 +7,13 @@ somebody else's. So resuming, evaluating and exporting need nothing but D.
 import dataclasses
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from envs.base import World
-from launch import recipe
 from launch.plan import COMPUTE, Plan
 from models import heads, hf_config, lora, pretrained
 from models.codec import Codec
@@ -115,9 +115,9 @@ def with_adapters(plan: Plan, model: ModelConfig, params: Any, key: jax.Array) -
     return jax.jit(lambda params, key: lora.add(params, model, plan.lora, key))(params, key)
 
 
-def with_heads(plan: Plan, model: ModelConfig, start: Any, key: jax.Array) -> Any:
-    """`start` with the heads that the plan's recipe trains, fresh. A key stays one: the learner adds them itself."""
-    return start if isinstance(start, jax.Array) else heads.add(start, model, recipe.heads(plan), key)
+def with_heads(names: Sequence[str], model: ModelConfig, start: Any, key: jax.Array) -> Any:
+    """`start` with the named heads, fresh. A key stays one: the learner adds them itself."""
+    return start if isinstance(start, jax.Array) else heads.add(start, model, names, key)
 
 
 def sampled(params: Any) -> Any:

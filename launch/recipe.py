@@ -46,6 +46,7 @@ def build_credit(plan: Plan, terms: Sequence[RewardTerm]) -> credit.CreditFn:
         "group": partial(credit.relative, scale=scale),
         "others": credit.leave_one_out,
         "anchor": partial(credit.by_anchor, discount=c.discount, weight=c.weight, scale=scale, terms=terms),
+        "process": partial(credit.by_process, scale=scale, terms=terms),
     }[c.name]
 
 

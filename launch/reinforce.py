@@ -16,7 +16,7 @@ import jax
 
 from envs import choose_tasks
 from envs.base import Task, World
-from launch import build, draws, policy, recipe, runs
+from launch import build, draws, policy, recipe, reward_models, runs
 from launch.cli import Workdir, validating
 from launch.plan import Plan
 from models.codec import Codec
@@ -28,6 +28,7 @@ from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.metrics.engine import engine_metrics
+from rl.rewards.compose import RewardTerm
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
 from rl.rollout.replicas import Replicas
@@ -83,7 +84,11 @@ def build_parts(
         codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         curriculum = draws.build_curriculum(plan, choose(world))
-        options = loop_options(plan, codec, world, curriculum, hosts)
+        shape = {"longest": plan.rollout.max_episode_tokens, "rows": plan.rl.group_size}
+        asked = reward_models.paths_of(plan)
+        scorers = reward_models.build_scorers(asked, tokenizer=workdir / "tokenizer", **shape)
+        terms = build.build_terms(plan, codec.view, scorers)
+        options = loop_options(plan, codec, world, curriculum, terms, hosts)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
@@ -106,12 +111,16 @@ def build_parts(
 
 
 def loop_options(
-    plan: Plan, codec: Codec, world: World, curriculum: Curriculum, hosts: Hosts = ALONE
+    plan: Plan,
+    codec: Codec,
+    world: World,
+    curriculum: Curriculum,
+    terms: Sequence[RewardTerm],
+    hosts: Hosts = ALONE,
 ) -> dict[str, Any]:
     """What of `loop.train` the plan decides, whoever samples: which tasks are drawn and which groups are trained on,
     what an episode is worth and whose merit that is. Errors: ValueError.
     """
-    terms = build.build_terms(plan, codec.view)
     return {
         "draw": draws.build_draw(plan, world, curriculum),
         "outcome": curriculum.outcome,

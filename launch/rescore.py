@@ -45,13 +45,15 @@ def terms_of(
             given.setdefault(name, {})[key] = json.loads(text)
         except ValueError as err:
             raise ConfigError(f"--option {name}.{key}: got {text!r}, want JSON ({err})") from err
+    leader = leader or there.get("leader", "success")
     return make_terms(
         weights,
         {**there.get("reach", {}), **_numbers("--reach", reach)},
         given,
-        leader=leader or there.get("leader", "success"),
+        leader=leader,
         max_shaping=there["max_shaping"],
         view=_view(workdir) if "judge" in weights else None,
+        scorers=_scorers(workdir, weights, given, leader) if {"orm", "prm"} & weights.keys() else None,
     )
 
 
@@ -157,6 +159,14 @@ def _view(workdir: Path) -> Callable[[Sequence[int]], str]:
     from launch import policy  # only who asks for text waits for the tokenizer
 
     return policy.load_codec(workdir).view
+
+
+def _scorers(workdir: Path, *given: Any) -> dict[str, Callable]:
+    from launch import reward_models  # only who asks a reward model waits for jax
+
+    config = config_of(workdir)
+    shape = {"longest": config["rollout"]["max_episode_tokens"], "rows": config["rl"]["group_size"]}
+    return reward_models.build_scorers(reward_models.paths(*given), tokenizer=workdir / "tokenizer", **shape)
 
 
 def _credit(group: Sequence[Trajectory], scale: str) -> list[float | None]:

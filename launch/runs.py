@@ -95,8 +95,8 @@ def starting_params(
         start = policy.fresh_start(plan, model, key)
     else:
         start = policy.with_adapters(plan, model, load_init(plan, model, init, hosts), key)
-    if any(head in learner.state_shardings.params for head in HEADS):
-        start = policy.with_heads(plan, model, start, key)
+    own = [head for head in HEADS if head in learner.state_shardings.params]
+    start = policy.with_heads(own, model, start, key)
     params = learner.init_params(start)
     with checkpoint.Checkpoints(kept, hosts=hosts) as checkpoints:
         checkpoints.save(0, {"params": params})

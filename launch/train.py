@@ -68,7 +68,7 @@ def main(_) -> None:
     stopped = None
     with distributed.joined(*processes) as hosts:
         with cli.validating(), hosts.telling():
-            from launch import build  # jax starts here, still before the workdir is made
+            from launch import build, reward_models  # jax starts here, still before the workdir is made
             from launch.runs import Stopped, check_start
 
             check_processes(plan, hosts.count)
@@ -76,6 +76,7 @@ def main(_) -> None:
             kept = (init or Path(workdir)) / "tokenizer"
             hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init)
+            reward_models.check(reward_models.paths_of(plan), tokenizer=kept, processes=hosts.count)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:

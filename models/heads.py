@@ -101,6 +101,30 @@ def prm(
     return jnp.where(ends, _log_odds(head, hidden), 0.0), ends
 
 
+def log_odds(
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    segment: Int[Array, "B T"],
+    turn: Int[Array, "B T"] | None,
+    action_mask: Bool[Array, "B T"],
+) -> Float[Array, "B T"] | None:
+    """What the yes/no head of `params` says, `orm` or `prm`, 0 where it does not judge; None where there is no such
+    head.
+
+    Errors (ValueError): both heads are there, or turns are to be judged and `turn` is None.
+    """
+    names = [name for name in ("orm_head", "prm_head") if name in params]
+    if not names:
+        return None
+    if len(names) > 1 or (names == ["prm_head"] and turn is None):
+        got = f"heads {names}, turn={type(turn).__name__}"
+        raise ValueError(f"log_odds: got {got}; want one of the two heads, and turns for prm_head")
+    (name,) = names
+    if name == "orm_head":
+        return orm(params[name], hidden, segment)[0]
+    return prm(params[name], hidden, segment, turn, action_mask)[0]
+
+
 def segment_ends(segment: Int[Array, "B T"]) -> Bool[Array, "B T"]:
     """The last token of every segment; padding (segment 0) has none."""
     after = jnp.pad(segment[:, 1:], ((0, 0), (0, 1)))

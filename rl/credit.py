@@ -46,7 +46,7 @@ def by_anchor(
     The state before a turn is what the policy read since its last token (`anchors`): for the first turn the prompt, so
     that all first turns of a group are one anchor group.
     """
-    steps = [turn_rewards(t, r, terms) for t, r in zip(episodes, rewards, strict=True)]
+    steps = turn_rewards(episodes, rewards, terms)
     how = {"discount": discount, "weight": weight, "scale": scale}
     return _named(
         episodes, advantages.gigpo(np.array(rewards), list(map(anchors, episodes)), steps, _groups(episodes), **how)
@@ -57,30 +57,31 @@ def by_process(
     episodes: Sequence[Trajectory], rewards: Sequence[float], *, scale: str, terms: Sequence[RewardTerm]
 ) -> Credit:
     """`process_relative`, one number a turn, of the rewards that `turn_rewards` gives each."""
-    steps = [turn_rewards(t, r, terms) for t, r in zip(episodes, rewards, strict=True)]
+    steps = turn_rewards(episodes, rewards, terms)
     return _named(episodes, advantages.process_relative(steps, _groups(episodes), scale=scale))
 
 
 def turn_rewards(
-    trajectory: Trajectory, reward: float, terms: Sequence[RewardTerm] = ()
-) -> Float[np.ndarray, " turns"]:
-    """An episode's reward dealt to its turns: what each term of scope "turn" gave to each, the rest to the last.
+    episodes: Sequence[Trajectory], rewards: Sequence[float], terms: Sequence[RewardTerm] = ()
+) -> list[Float[np.ndarray, " turns"]]:
+    """Each episode's reward dealt to its turns: what each term of scope "turn" gave to each, the rest to the last.
 
     A term may stop at the last turn that it gives anything. Raises ValueError for one that judges more turns than were
     sampled.
     """
-    out = np.zeros(trajectory.n_turns)
-    for term in terms:
-        if term.scope == "turn":
-            own = np.asarray(term.fn(trajectory), np.float64)
+    dealt = [np.zeros(t.n_turns) for t in episodes]
+    for term in (term for term in terms if term.scope == "turn"):
+        for out, given in zip(dealt, term.values(episodes), strict=True):
+            own = np.asarray(given, np.float64)
             if own.ndim != 1 or len(own) > len(out):
                 raise ValueError(
                     f"reward term {term.name!r}: got {own.shape} scores of {len(out)} turns, want one for each turn"
                 )
             out[: len(own)] += term.weight * own
-    if len(out):
-        out[-1] += reward - out.sum()
-    return out
+    for out, reward in zip(dealt, rewards, strict=True):
+        if len(out):
+            out[-1] += reward - out.sum()
+    return dealt
 
 
 def anchors(trajectory: Trajectory) -> list[bytes]:

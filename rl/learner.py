@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import lora, transformer
 from models.config import HEADS, ModelConfig
-from models.heads import value
+from models.heads import log_odds, value
 from models.logprobs import token_logp
 from models.sharding import batch_sharding, born, dispatching, heads_sharding, param_shardings, replicated
 from rl.critic import Estimator
@@ -278,8 +278,8 @@ def _score(
 ) -> Scored:
     hidden = transformer.apply(params, config, batch.tokens, batch.segment, batch.position, sharding=sharding)
     scores = token_logp(params, hidden, batch.tokens, n_ids=config.n_ids, temperature=temperature, chunk=chunk)
-    has_values = "value_head" in params
-    return Scored(*scores, value(params["value_head"], hidden, batch.segment) if has_values else None)
+    values = value(params["value_head"], hidden, batch.segment) if "value_head" in params else None
+    return Scored(*scores, values, log_odds(params, hidden, batch.segment, batch.turn, batch.action_mask))
 
 
 # --- rows and micro-batches ------------------------------------------------------------------------------------------

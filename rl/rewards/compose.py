@@ -15,7 +15,8 @@ class RewardTerm:
     `fn` by scope: "episode": Trajectory -> float; "turn": Trajectory -> one float a turn, up to the last that has any,
     whose sum is the score;
     "group": list of the group's scored trajectories -> one float each. NaN means "could not judge", which is never
-    silently 0. `reach` is the largest difference that `fn` can make, before the weight: more than 0. `margin`, of a
+    silently 0. `batched`: `fn` takes several trajectories at once, and gives a list of what it would give each by
+    itself. `reach` is the largest difference that `fn` can make, before the weight: more than 0. `margin`, of a
     term that may lead: the least by which `fn` of a better outcome is above that of a worse one; None: its reach, as
     where there are two values. `reads` names the facts that `fn` looks at. `stats` gives counts since the start of a
     term that asks somebody (calls, failures), by name.
@@ -29,6 +30,7 @@ class RewardTerm:
     margin: float | None = None
     reads: tuple[str, ...] = ()
     stats: Callable[[], Mapping[str, int]] | None = None
+    batched: bool = False
 
     def __post_init__(self):
         if self.margin is not None and not 0 < self.margin <= self.reach:
@@ -41,6 +43,18 @@ class RewardTerm:
             raise ValueError(
                 f"reward term {self.name!r}: got weight {self.weight}, reach {self.reach}; want both finite, reach > 0"
             )
+
+    def values(self, members: Sequence[Trajectory]) -> list[Any]:
+        """What `fn` gives each of `members`: those of one group, where the scope is "group".
+
+        Errors: ValueError for another number of values.
+        """
+        if not (self.batched or self.scope == "group"):
+            return [self.fn(trajectory) for trajectory in members]
+        values = list(self.fn(members)) if members else []
+        if len(values) != len(members):
+            raise ValueError(f"reward term {self.name!r}: got {len(values)} scores for a group of {len(members)}")
+        return values
 
 
 def check_terms(terms: Sequence[RewardTerm], *, outcome: str = "outcome", max_shaping: float = 0.3) -> None:
@@ -75,23 +89,12 @@ def score_group(terms: Sequence[RewardTerm], group: Sequence[Trajectory]) -> lis
     members = [group[i] for i in scored]
     scores = [dict() for _ in members]
     for term in terms:
-        for own, value in zip(scores, _values(term, members), strict=True):
-            own[term.name] = term.weight * float(value)
+        for own, value in zip(scores, term.values(members), strict=True):
+            own[term.name] = term.weight * float(math.fsum(value) if term.scope == "turn" else value)
     out = [dataclasses.replace(trajectory, scores={}) for trajectory in group]
     for i, own in zip(scored, scores, strict=True):
         out[i] = dataclasses.replace(group[i], scores=own)
     return out
-
-
-def _values(term: RewardTerm, members: list[Trajectory]) -> Sequence[float]:
-    if term.scope == "episode":
-        return [term.fn(trajectory) for trajectory in members]
-    if term.scope == "turn":
-        return [math.fsum(term.fn(trajectory)) for trajectory in members]
-    values = list(term.fn(members)) if members else []
-    if len(values) != len(members):
-        raise ValueError(f"reward term {term.name!r}: got {len(values)} scores for a group of {len(members)}")
-    return values
 
 
 def reward(trajectory: Trajectory) -> float:

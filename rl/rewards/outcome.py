@@ -1,8 +1,11 @@
 """Outcome terms: was the task done, by the world's own account; and facts as terms."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from rl.rewards.compose import RewardTerm
 from rl.types import Status, Trajectory
@@ -20,6 +23,33 @@ def success_term(weight: float) -> RewardTerm:
 def fact_term(name: str, weight: float, reach: float) -> RewardTerm:
     """The fact `name` as a number; `reach` is its largest value."""
     return RewardTerm(name, weight, "episode", fact(name), reach, reads=(name,))
+
+
+def orm_term(
+    weight: float,
+    *,
+    path: str,
+    threshold: float = 0.0,
+    score: Callable[[Sequence[Trajectory]], Float[np.ndarray, " N"]] | None,
+) -> RewardTerm:
+    """P(success) by an outcome reward model, the frozen one of the `launch.train_rm` run in `path`; with a `threshold`
+    1 where P is at least that, else 0 (WebRL, 2411.02337: 0.5). It looks at the ids of an episode, and at no fact.
+
+    `score` judges several episodes (rl/reward_model.py), NaN where it cannot; None: options are checked, and nobody can
+    be judged. Errors: ValueError for no path, or a threshold outside [0, 1].
+    """
+    if not path or not 0 <= threshold <= 1:
+        raise ValueError(
+            f"orm: got {path=}, {threshold=}; want the workdir of a launch.train_rm run, and 0 <= threshold <= 1"
+        )
+
+    def fn(trajectories: Sequence[Trajectory]) -> list[float]:
+        if score is None:
+            raise ValueError(f"orm: got nobody who judges, want the reward model in {path}")
+        p = score(trajectories)
+        return np.where(np.isnan(p) | (threshold == 0), p, p >= threshold).tolist()
+
+    return RewardTerm("orm", weight, "episode", fn, batched=True)
 
 
 def success(trajectory: Trajectory) -> float:

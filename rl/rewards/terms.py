@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl.rewards import format, judge, majority, milestones, outcome, shaping, truthful
+from rl.rewards import format, judge, majority, milestones, outcome, process, shaping, truthful
 from rl.rewards.compose import RewardTerm, check_terms
 
 
@@ -16,13 +16,15 @@ def make_terms(
     leader: str = "success",
     max_shaping: float = 0.3,
     view: Callable[[Sequence[int]], str] | None = None,
+    scorers: Mapping[str, Callable] | None = None,
 ) -> list[RewardTerm]:
     """Terms by name, one of those below or a fact of the world, in which `leader` leads (`check_terms`). A weight of 0
     leaves a term out.
 
     `reach`: the largest value of each fact that is a count. `options`: keyword arguments of a term by its name. `view`:
-    ids to text, for the terms that read what was said. Errors (ValueError): a name that is neither, an option that the
-    term does not take or a value that it refuses, a negative weight of a term that knows its own sign.
+    ids to text, for the terms that read what was said. `scorers`: by name, whom a reward model's term asks. Errors
+    (ValueError): a name that is neither, an option that the term does not take or a value that it refuses, a negative
+    weight of a term that knows its own sign.
     """
     builders: dict[str, Callable[..., RewardTerm]] = {
         "success": outcome.success_term,
@@ -32,6 +34,8 @@ def make_terms(
         "format": format.format_term,
         "milestones": milestones.milestones_term,
         "judge": judge.judge_term,
+        "orm": outcome.orm_term,
+        "prm": process.prm_term,
         "search_bonus": shaping.search_bonus_term,
         "step_cost": shaping.step_cost_term,
         "length_cost": shaping.length_cost_term,
@@ -39,7 +43,8 @@ def make_terms(
         "soft_overlong": shaping.soft_overlong_term,
         "kimi_length": shaping.kimi_length_term,
     }
-    options = {} if options is None else options
+    options, scorers = options or {}, scorers or {}
+    handed = {"judge": {"view": view}, **{name: {"score": scorers.get(name)} for name in ("orm", "prm")}}
     stray = sorted((options.keys() - builders.keys()) | (options.keys() - weights.keys()))
     if stray:
         raise ValueError(
@@ -51,7 +56,7 @@ def make_terms(
         if weight == 0 and name != leader:
             continue
         if name in builders:
-            made.append(_build(builders[name], name, weight, dict(options.get(name, {})), view))
+            made.append(_build(builders[name], name, weight, options.get(name, {}), handed.get(name, {})))
         else:
             made.append(outcome.fact_term(name, weight, _reach(name, reach, list(builders))))
     check_terms(made, outcome=leader, max_shaping=max_shaping)
@@ -59,19 +64,22 @@ def make_terms(
 
 
 def _build(
-    builder: Callable[..., RewardTerm], name: str, weight: float, options: dict[str, Any], view: Callable | None
+    builder: Callable[..., RewardTerm],
+    name: str,
+    weight: float,
+    options: Mapping[str, Any],
+    handed: Mapping[str, Any],
 ) -> RewardTerm:
+    """`handed` is what the program gives, beside the `options` of the config."""
     if weight < 0:
         raise ValueError(
             f"reward.terms.{name}: got weight {weight:g}, want more than 0; what costs has values below 0 already"
         )
-    if builder is judge.judge_term:
-        options["view"] = view
     try:
-        return builder(weight, **options)
+        return builder(weight, **options, **handed)
     except TypeError as err:
         named = inspect.signature(judge.Endpoint if builder is judge.judge_term else builder).parameters.values()
-        takes = [str(p).replace("'", "") for p in named if p.name != "weight"]
+        takes = [str(p).replace("'", "") for p in named if p.name != "weight" and p.name not in handed]
         raise ValueError(f"reward.options.{name}: {err}; it takes {takes}") from err
 
 

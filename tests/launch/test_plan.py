@@ -16,14 +16,16 @@ AT_LEAST_1 = (
     "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk sft.micro_rows "
     "engine.lanes engine.round_tokens "
     "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
-    "rft.rounds rft.tasks rft.per_task rft.steps curriculum.steps hints.steps "
+    "rft.rounds rft.tasks rft.per_task rft.steps rm.steps rm.roll_ins curriculum.steps hints.steps "
     "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
-    "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rl.warmup_steps rl.save_every eval.every"
+    "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
+    "eval.every"
 ).split()
 POSITIVE = (
-    "rollout.call_deadline_s sft.learning_rate rl.learning_rate rl.clip_norm rl.temperature rl.value_clip"
+    "rollout.call_deadline_s sft.learning_rate rm.learning_rate rl.learning_rate rl.clip_norm rl.temperature "
+    "rl.value_clip"
 ).split()
 NOT_NEGATIVE = (
     "sft.weight_decay rl.weight_decay rl.kl_coef rl.entropy_coef rl.value_coef credit.weight reward.max_shaping"
@@ -108,7 +110,9 @@ def test_finite(name):
         ({"rl/recipe": "ppo", "credit/name": "group"}, "with credit.name='group': the value head is ppo's"),
         ({"rl/recipe": "cispo"}, "rl.clip_high: got none for cispo"),
         ({"credit/name": "turn"}, "rl.recipe='grpo' with credit.name='turn'"),
-        ({"credit/name": "step"}, "credit.name='step': wanted one of group, others, anchor, returns, token, turn"),
+        ({"credit/name": "step"}, "credit.name='step': wanted one of group, others, anchor, process, returns, token"),
+        ({"rm/kind": "both"}, "rm.kind='both': wanted orm or prm"),
+        ({"rm/held_out": 1.0}, "rm.held_out: got 1.0, wanted more than 0 and less than 1"),
         ({"credit/discount": 1.1}, "credit.discount: got 1.1, wanted 0 to 1"),
         ({"rl/recipe": "rloo"}, "rl.loss_tokens=0: rloo divides an episode's sum by it; wanted at least 1"),
         ({"rl/kl_kind": "k4"}, "rl.kl_kind='k4': wanted k1, k2 or k3"),

@@ -188,7 +188,7 @@ def test_the_warm_start_begins_with_their_weights(root, warm):
 def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path, monkeypatch):
     # It never succeeds, and equal rewards would teach it nothing.
     term = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
-    monkeypatch.setattr(build, "build_terms", lambda plan, view=None: [term])
+    monkeypatch.setattr(build, "build_terms", lambda plan, *given: [term])
     shutil.copytree(root / "theirs", tmp_path / "theirs")
     config = config_of(root, **{"model/path": str(tmp_path / "theirs")})
     plan, theirs = make_plan(config), hf.load(root / "theirs")[0]

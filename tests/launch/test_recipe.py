@@ -81,10 +81,10 @@ def test_every_credit_is_of_the_host_or_of_the_device(name):
 def test_the_value_head_is_fresh_at_the_start_of_rl_and_nobody_samples_with_it():
     model = ModelConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
     params, key = {"embed": jnp.zeros((8, 8))}, jax.random.key(1)
-    start = policy.with_heads(plan_of("ppo"), model, params, key)
+    start = policy.with_heads(recipe.heads(plan_of("ppo")), model, params, key)
     assert start.keys() == {*params, "value_head"} and policy.sampled(start).keys() == params.keys()
-    assert policy.with_heads(plan_of("grpo"), model, params, key).keys() == params.keys()
-    assert policy.with_heads(plan_of("ppo"), model, key, key) is key
+    assert policy.with_heads(recipe.heads(plan_of("grpo")), model, params, key).keys() == params.keys()
+    assert policy.with_heads(("value_head",), model, key, key) is key
 
 
 def tiny(name, /, **credit):
@@ -108,7 +108,7 @@ def tiny(name, /, **credit):
 def test_a_run_trains_is_resumed_and_its_policy_is_read(name, credit, tmp_path, monkeypatch):
     """A policy of chance hardly ever succeeds, so that the reward here is how many ids of an episode are even."""
     even = RewardTerm("outcome", 1.0, "episode", lambda t: float(np.mean(t.rows[-1].tokens % 2 == 0)))
-    monkeypatch.setattr(build, "build_terms", lambda plan, view=None: [even])
+    monkeypatch.setattr(build, "build_terms", lambda plan, *given: [even])
     config = tiny(name, name=credit)
     plan = make_plan(config)
     with open_workdir(tmp_path / "run", config) as workdir:

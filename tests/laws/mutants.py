@@ -854,8 +854,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_processes.py::test_two_processes_make_the_same_run_and_one_goes_on_from_it",
         "launch/build.py",
-        '"first_ticket": EVAL_TICKETS + hosts.index',
-        '"first_ticket": EVAL_TICKETS',
+        '"first_ticket": EVAL_TICKETS + first + hosts.index',
+        '"first_ticket": EVAL_TICKETS + first',
     ),
     # -- tokens: trained ids == prompt + sampled + world ids, in order, and the mask counts the sampled ones
     Mutant(
@@ -1411,8 +1411,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_ttrl.py::test_the_batch_knows_no_label",
         "launch/reinforce.py",
-        "terms = build.build_terms(plan, codec.view)",
-        'terms = build.make_terms({"success": 1.0}, {})',
+        '"terms": terms,',
+        '"terms": build.make_terms({"success": 1.0}, {}),',
     ),
     Mutant(
         "tests/launch/test_ttrl.py::test_what_knows_an_answer_is_refused",
@@ -1663,6 +1663,97 @@ MUTANTS: tuple[Mutant, ...] = (
         "envs/search/world.py",
         "return float(not any(contains(text, [episode.answer]) for text in shown))",
         "return float(not episode.exact_match)",
+    ),
+    # -- reward models: frozen, of stored ids, measured on tasks that they never saw
+    Mutant(
+        "tests/laws/test_roll_in.py::test_a_roll_in_has_exactly_the_stored_ids_and_then_goes_on",
+        "rl/rollout/roll_in.py",
+        "self._ids += said.turn.ids",
+        "self._ids += said.turn.ids[:-1]",
+    ),
+    Mutant(
+        "tests/laws/test_roll_in.py::test_a_roll_in_has_exactly_the_stored_ids_and_then_goes_on",
+        "rl/rollout/roll_in.py",
+        "self._ids, self._began = [], turn",
+        "self._began = turn",
+    ),
+    Mutant(
+        "tests/laws/test_roll_in.py::test_another_answer_of_the_world_is_no_label",
+        "rl/rollout/roll_in.py",
+        "if list(new_ids) != said.given:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_roll_in.py::test_a_soft_label_is_the_share_of_what_was_scored",
+        "rl/rollout/roll_in.py",
+        "scored = [success(t) for t in trajectories if t.status.scored]",
+        "scored = [success(t) for t in trajectories]",
+    ),
+    Mutant(
+        "tests/laws/test_reward_model.py::test_it_learns_what_it_is_scored_by_and_a_frozen_one_stays",
+        "rl/reward_model.py",
+        "frozen = jax.tree.map(jnp.copy, params)",
+        "frozen = params",
+    ),
+    Mutant(
+        "tests/laws/test_reward_model.py::test_a_score_does_not_depend_on_what_it_is_scored_with",
+        "rl/reward_model.py",
+        "out[j] = p[line, asked[j][1]].astype(np.float64)",
+        "out[j] = p[0, asked[j][1]].astype(np.float64)",
+    ),
+    Mutant(
+        "tests/laws/test_reward_model.py::test_it_learns_what_it_is_scored_by_and_a_frozen_one_stays",
+        "rl/reward_model.py",
+        "segment[row, at] = segment[row].max() + 1",
+        "segment[row, at] = 1",
+    ),
+    Mutant(
+        "tests/rl/test_reward_model.py::test_no_task_is_on_both_sides",
+        "rl/reward_model.py",
+        'address = hashlib.sha256(f"{seed}/{e.task}".encode()).digest()',
+        'address = hashlib.sha256(f"{seed}/{id(e)}".encode()).digest()',
+    ),
+    Mutant(
+        "tests/rl/test_reward_model.py::test_what_is_written_down_is_ids_where_is_judged_and_labels",
+        "rl/reward_model.py",
+        'lines.write(json.dumps({"task": e.task} | {name: x.tolist() for name, x in arrays.items()}) + "\\n")',
+        'lines.write(json.dumps({"task": e.task, "n": 1} | {name: x.tolist() for name, x in arrays.items()}) + "\\n")',
+    ),
+    Mutant(
+        "tests/rl/test_reward_model.py::test_a_failed_world_and_what_nobody_knows_are_no_data",
+        "rl/reward_model.py",
+        "if not trajectory.status.scored or not trajectory.rows:",
+        "if not trajectory.rows:",
+    ),
+    Mutant(
+        "tests/rl/test_reward_model.py::test_the_loss_is_the_mean_over_what_is_judged_and_nothing_else_reaches_it",
+        "rl/losses/reward_model.py",
+        "log_odds, labels = masked.keep(scored.log_odds, mask), masked.keep(batch.rewards, mask)",
+        "log_odds, labels = scored.log_odds, batch.rewards",
+    ),
+    Mutant(
+        "tests/rl/test_reward_model.py::test_measures_of_four",
+        "rl/metrics/reward_model.py",
+        "return float(np.sum(won * (below + lost / 2)) / (yes * no))",
+        "return float(np.sum(won * below) / (yes * no))",
+    ),
+    Mutant(
+        "tests/rl/test_reward_model.py::test_turns_add_up_to_the_score_of_the_episode",
+        "rl/rewards/process.py",
+        "now = min(before, now)",
+        "pass",
+    ),
+    Mutant(
+        "tests/launch/test_train_rm.py::test_what_cannot_be_learnt_from_is_refused",
+        "launch/train_rm.py",
+        "if strays := sorted(wanted - found.keys()):",
+        "if strays := []:",
+    ),
+    Mutant(
+        "tests/launch/test_train_rm.py::test_a_reward_model_that_is_none_is_refused",
+        "launch/reward_models.py",
+        "if theirs.exists() and own.read_bytes() != theirs.read_bytes():",
+        "if False:",
     ),
 )
 

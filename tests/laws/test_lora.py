@@ -197,7 +197,7 @@ def stages(tmp_path_factory):
         sft.run(make_plan(warm), workdir)
     plan = make_plan(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_terms", lambda plan, view=None: [test_resume.TERM])
+        patch.setattr(build, "build_terms", lambda plan, *given: [test_resume.TERM])
         with pytest.MonkeyPatch.context() as reading:
             reading.setattr(checkpoint, "restore", None)  # what is checked is not read: its arrays come later, once
             runs.check_start(plan, root / "rl", root / "sft")

@@ -68,10 +68,12 @@ def episodes(draw, member):
 
 
 def test_every_named_term_is_in_these_laws():
-    """But the judge, whose score in [0, 1] is read in tests/rl/test_judge.py."""
+    """But the judge, whose score in [0, 1] is read in tests/rl/test_judge.py, and the reward models, whose scores are
+    probabilities (tests/rl/test_reward_model.py).
+    """
     source = inspect.getsource(make_terms)
     named = {line.split('"')[1] for line in source.splitlines() if line.strip().endswith("_term,")}
-    assert named == {*OPTIONS, "judge"}
+    assert named == {*OPTIONS, "judge", "orm", "prm"}
 
 
 @pytest.mark.parametrize("name", OPTIONS)

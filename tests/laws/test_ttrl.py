@@ -79,7 +79,7 @@ class Watching:
 def trained(plan, codec, world):
     """(batch, credit by (ticket, member), the record) of one step on `world`."""
     curriculum = draws.build_curriculum(plan, ttrl.adapted_tasks(plan, world))
-    options = reinforce.loop_options(plan, codec, world, curriculum)
+    options = reinforce.loop_options(plan, codec, world, curriculum, build.build_terms(plan))
     learner, credits, records, pack = Watching(), [], [], options["pack"]
 
     def watched(episodes, credit, rewards, **how):

@@ -77,15 +77,15 @@ def test_by_group():
 def test_a_reward_is_dealt_to_turns_and_none_is_lost():
     term = RewardTerm("tidy", 0.5, "turn", lambda t: [0.2] * t.n_turns)
     whole = RewardTerm("outcome", 1.0, "episode", lambda t: 1.0)
-    assert_allclose(credit.turn_rewards(episode(0, LONG), 1.2, [whole, term]), [0.1, 1.1])
-    assert_array_equal(credit.turn_rewards(episode(0, LONG), 1.0), [0, 1])
-    assert credit.turn_rewards(episode(0), 0.0).shape == (0,)
+    assert_allclose(credit.turn_rewards([episode(0, LONG)], [1.2], [whole, term]), [[0.1, 1.1]])
+    assert_array_equal(credit.turn_rewards([episode(0, LONG)], [1.0]), [[0, 1]])
+    assert credit.turn_rewards([episode(0)], [0.0])[0].shape == (0,)
     got = credit.by_process([episode(0, LONG), episode(1, SHORT)], [1.0, 0.1], scale="none", terms=[term])
     # steps .1, .9 and .1, mean 11/30
     assert_allclose(got[0, 0], [1.0 - 22 / 30, 0.9 - 11 / 30])
     assert_allclose(got[0, 1], [0.1 - 11 / 30])
     # a term may stop at the last turn that it pays
     found = dataclasses.replace(episode(0, LONG), facts={"success": True, "milestones": {"found": 0, "gold": None}})
-    assert_allclose(credit.turn_rewards(found, 1.05, [whole, milestones_term(0.1)]), [0.05, 1.0])
+    assert_allclose(credit.turn_rewards([found], [1.05], [whole, milestones_term(0.1)]), [[0.05, 1.0]])
     with pytest.raises(ValueError, match=r"'odd': got \(3,\) scores of 2 turns, want one for each turn"):
-        credit.turn_rewards(episode(0, LONG), 1.0, [RewardTerm("odd", 1.0, "turn", lambda t: [0.0] * 3)])
+        credit.turn_rewards([episode(0, LONG)], [1.0], [RewardTerm("odd", 1.0, "turn", lambda t: [0.0] * 3)])

@@ -1,0 +1,73 @@
+"""Reward models as terms: `orm` and `prm` ask the frozen model of a `launch.train_rm` run, which is read once."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launch import build, cli, policy, runs
+from launch.plan import Plan, make_plan, on_one_device
+from launch.workdir import config_of
+from rl.reward_model import Judge, make_judge, outcome_scores, process_scores
+
+SCORES = {"orm": outcome_scores, "prm": process_scores}
+RESULT = "result.json"  # of a run that is finished
+
+
+def paths(weights: Mapping[str, float], options: Mapping[str, Mapping[str, Any]], leader: str) -> dict[str, Path]:
+    """Where the reward models of a reward are, by the names of their terms."""
+    used = [name for name in SCORES if weights.get(name) or (name == leader and name in weights)]
+    return {name: Path(options.get(name, {}).get("path", "")) for name in used}
+
+
+def paths_of(plan: Plan) -> dict[str, Path]:
+    return paths(plan.reward_terms, plan.reward_options, plan.reward_leader)
+
+
+def check(there: Mapping[str, Path], *, tokenizer: Path, processes: int = 1) -> None:
+    """That each is a finished run of its kind, whose ids are those of the `tokenizer` folder, if that is there yet.
+
+    No weight is read. Errors: ValueError, ConfigError.
+    """
+    if there and processes > 1:
+        raise ValueError(
+            f"reward.terms {sorted(there)}: a reward model is read by a run of one process only, got {processes}"
+        )
+    for name, path in there.items():
+        config_of(path)
+        result = path / RESULT
+        kind = json.loads(result.read_text()).get("kind") if result.exists() else None
+        if kind != name:
+            raise ValueError(
+                f"reward.options.{name}.path={str(path)!r}: got a run of kind {kind}, want a finished launch.train_rm "
+                f"run with rm.kind={name}"
+            )
+        own, theirs = (folder / "tokenizer.json" for folder in (path / "tokenizer", tokenizer))
+        if theirs.exists() and own.read_bytes() != theirs.read_bytes():
+            raise ValueError(
+                f"reward.options.{name}.path={str(path)!r}: its tokenizer is another than that in {tokenizer}; train "
+                "it with --init of the same policy"
+            )
+
+
+def build_scorers(there: Mapping[str, Path], *, tokenizer: Path, longest: int, rows: int) -> dict[str, Callable]:
+    """By name, several trajectories -> scores. Rows of up to `longest` tokens are judged, `rows` at a time. Errors: as
+    `check`.
+    """
+    check(there, tokenizer=tokenizer)
+    return {name: partial(SCORES[name], _open(path, longest, rows)) for name, path in there.items()}
+
+
+def widths(longest: int) -> list[int]:
+    """The lengths that are compiled: four, up to `longest`."""
+    return sorted({-(-longest * quarter // 4) for quarter in range(1, 5)})
+
+
+def _open(path: Path, longest: int, rows: int) -> Judge:
+    """The model of a run, whole on the first device of this process."""
+    plan = on_one_device(make_plan(cli.resolve(None, str(path))))
+    codec = policy.load_codec(path)
+    model = policy.build_model(plan, codec.vocab_size, path / "tokenizer")
+    params = runs.load_params(path / "ckpt", build.build_rm_learner(plan, model), best=False)
+    return make_judge(model, params, lengths=widths(longest), rows=rows, pad_id=codec.pad_id)

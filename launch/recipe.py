@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from launch.plan import ON_HOST, OWN, Plan
+from launch.plan import Plan
+from launch.plan_checks import ON_HOST, OWN
 from rl import credit, critic
 from rl.losses import recipes
 from rl.losses.recipes import LossFn

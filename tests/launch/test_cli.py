@@ -166,9 +166,7 @@ def test_workdir_is_made_reopened_and_refused(tmp_path):
             pass
     assert cli.resolve(None, str(run)).to_dict() == config.to_dict()
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in run.iterdir()}
-    other = ml_collections.ConfigDict(
-        {"seed": 1, "shape": (1, 2), "loss": {"kind": "grpo", "new": 2}}
-    )
+    other = ml_collections.ConfigDict({"seed": 1, "shape": (1, 2), "loss": {"kind": "grpo", "new": 2}})
     with (
         pytest.raises(ConfigError, match=r"loss.new: there \(absent\), here 2\n  seed: there 0, here 1\n"),
         open_workdir(run, other),

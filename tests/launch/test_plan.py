@@ -8,7 +8,8 @@ import pytest
 
 from configs.defaults import defaults
 from launch.cli import ConfigError
-from launch.plan import check_processes, make_plan, on_one_device
+from launch.plan import make_plan, on_one_device
+from launch.plan_checks import check_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,8 @@ import pytest
 
 from configs.defaults import defaults
 from launch import build, policy, recipe, runs, train
-from launch.plan import ON_DEVICE, ON_HOST, RECIPES, make_plan
+from launch.plan import make_plan
+from launch.plan_checks import ON_DEVICE, ON_HOST, RECIPES
 from launch.workdir import open_workdir
 from models.config import ModelConfig
 from rl.rewards.compose import RewardTerm

@@ -86,8 +86,14 @@ class RlPlan:
     b2: float
     clip_low: float
     clip_high: float
+    dual_clip: float
+    is_cap: float
     kl_coef: float
     kl_kind: str
+    kl_in: str
+    kl_target: float
+    kl_horizon: float
+    ref_every: int
     entropy_coef: float
     reduce: str
     loss_tokens: int

@@ -17,16 +17,18 @@ RECIPES = {  # and the credit that is each one's own
     "reinforce_pp": "returns",
     **dict.fromkeys(("gspo_token", "gigpo"), "anchor"),
     "ppo": "token",
+    "ppo_decoupled": "returns",
 }
 OWN = -1.0  # a clip that is left to the recipe
-ON_HOST, ON_DEVICE = ("group", "others", "anchor"), ("returns", "token", "turn", "bi_level")  # credit: who computes it
+OF_CRITIC = ("token", "turn", "bi_level")  # credit that needs the values of a head
+ON_HOST, ON_DEVICE = ("group", "others", "anchor"), ("returns", *OF_CRITIC)  # credit: who computes it
 
 
 def check(plan: "Plan") -> None:
     """Errors: ConfigError, for the first that is wrong."""
     for of_section in (
         *(_check_sizes, _check_rates, _check_batch, _check_engine),
-        *(_check_rl, _check_curriculum, _check_credit, _check_rest),
+        *(_check_rl, _check_kl, _check_curriculum, _check_credit, _check_rest),
     ):
         of_section(plan)
 
@@ -76,6 +78,7 @@ def _check_sizes(plan: "Plan") -> None:
         "sft.save_every": sft.save_every,
         "rl.warmup_steps": rl.warmup_steps,
         "rl.save_every": rl.save_every,
+        "rl.ref_every": rl.ref_every,
         "eval.every": plan.eval.every,
     }.items():
         refuse(value < 0, f"{name}: got {value}, wanted at least 0")
@@ -92,6 +95,7 @@ def _check_rates(plan: "Plan") -> None:
         "rl.learning_rate": rl.learning_rate,
         "rl.clip_norm": rl.clip_norm,
         "rl.temperature": rl.temperature,  # training samples by temperature alone
+        "rl.kl_horizon": rl.kl_horizon,
     }.items():
         refuse(value <= 0, f"{name}: got {value}, wanted more than 0")
     for name, value in {
@@ -99,6 +103,8 @@ def _check_rates(plan: "Plan") -> None:
         "rl.weight_decay": rl.weight_decay,
         "rollout.max_world_s": plan.rollout.max_world_s,
         "rl.kl_coef": rl.kl_coef,
+        "rl.kl_target": rl.kl_target,
+        "rl.is_cap": rl.is_cap,
         "rl.entropy_coef": rl.entropy_coef,
         "reward.max_shaping": plan.max_shaping,
     }.items():
@@ -173,7 +179,14 @@ def _check_rl(plan: "Plan") -> None:
     )
     refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
-    refuse(rl.kl_kind not in ("", "k1", "k2", "k3"), f"rl.kl_kind={rl.kl_kind!r}: wanted k1, k2 or k3")
+    refuse(
+        rl.dual_clip != 0 and rl.dual_clip <= 1,
+        f"rl.dual_clip={rl.dual_clip}: wanted a bound above 1 on the ratio, or 0 for none",
+    )
+    refuse(
+        rl.dual_clip != 0 and rl.recipe == "cispo",
+        f"rl.dual_clip={rl.dual_clip} with rl.recipe='cispo': it bounds every weight by rl.clip_high; leave it out",
+    )
     refuse(
         rl.recipe in ("dr_grpo", "rloo") and rl.loss_tokens < 1,
         f"rl.loss_tokens={rl.loss_tokens}: {rl.recipe} divides an episode's sum by it; wanted at least 1, say "
@@ -190,6 +203,41 @@ def _check_rl(plan: "Plan") -> None:
     )
     refuse(rl.reduce not in ("sequence", "token"), f"rl.reduce={rl.reduce!r}: wanted sequence or token")
     refuse(rl.scale not in ("std", "none"), f"rl.scale={rl.scale!r}: wanted std or none")
+
+
+def _check_kl(plan: "Plan") -> None:
+    """The penalty of KL to a reference: what would be read by nobody, or taken for something else."""
+    rl, credit = plan.rl, plan.credit.name
+    refuse(rl.kl_kind not in ("", "k1", "k2", "k3"), f"rl.kl_kind={rl.kl_kind!r}: wanted k1, k2 or k3")
+    refuse(rl.kl_in not in ("loss", "reward"), f"rl.kl_in={rl.kl_in!r}: wanted loss or reward")
+    for name, used in {
+        "rl.kl_in='reward'": rl.kl_in == "reward",
+        f"rl.kl_target={rl.kl_target}": rl.kl_target > 0,
+        f"rl.ref_every={rl.ref_every}": rl.ref_every > 0,
+    }.items():
+        refuse(used and rl.kl_coef == 0, f"{name} with rl.kl_coef=0: there is no penalty and no reference; set it")
+    refuse(
+        rl.ref_every > 0 and plan.lora is not None,
+        f"rl.ref_every={rl.ref_every} with lora.rank={plan.lora and plan.lora.rank}: the reference of adapters is "
+        "their base, which stays; set either to 0",
+    )
+    if rl.kl_in != "reward":
+        return
+    refuse(
+        rl.kl_kind not in ("", "k1"),
+        f"rl.kl_kind={rl.kl_kind!r} with rl.kl_in='reward': as a reward k1 alone has the gradient of the KL; leave it "
+        "out",
+    )
+    refuse(
+        credit == "anchor",
+        "rl.kl_in='reward' with credit.name='anchor': the turns of a group are compared before the KL is known; set "
+        "rl.kl_in='loss'",
+    )
+    refuse(
+        plan.rl.filter_overlong and credit in ON_HOST,
+        f"rl.kl_in='reward' with rl.filter_overlong and credit.name={credit!r}: a filtered episode is in no batch, so "
+        "its KL is not known to its group; set rl.kl_in='loss'",
+    )
 
 
 def _check_curriculum(plan: "Plan") -> None:
@@ -215,9 +263,9 @@ def _check_credit(plan: "Plan") -> None:
         c.name not in ON_HOST + ON_DEVICE,
         f"credit.name={c.name!r}: wanted one of {', '.join(ON_HOST + ON_DEVICE)}",
     )
-    critic = c.name in ON_DEVICE and c.name != "returns"
+    critic = c.name in OF_CRITIC
     refuse(
-        (rl.recipe == "ppo") != critic,
+        (rl.recipe == "ppo" and not critic) or (critic and rl.recipe not in ("ppo", "ppo_decoupled")),
         f"rl.recipe={rl.recipe!r} with credit.name={c.name!r}: the value head is ppo's, and token, turn and bi_level "
         "are the credit of one; change either",
     )

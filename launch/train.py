@@ -2,7 +2,7 @@
 
 `--workdir=D` alone resumes. `--init` names another run's folder: training starts from its best checkpoint and its
 tokenizer. With `--coordinator`, `--num_processes` and `--process_id` several processes are one run; it resumes with
-another number of them too.
+another number of them too. `--replay` trains on what other runs have played, without a world (launch/replay.py).
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli, distributed
+from launch import cli, distributed, replay
 from launch.plan import Plan, make_plan
 from launch.plan_checks import check_processes
 
@@ -32,12 +32,9 @@ def run(
     """The whole stage, in this process or with the other `hosts`; everything it leaves is in `workdir`. Raises
     runs.Stopped on a signal.
     """
-    import jax
-
     from envs import choose_tasks
-    from launch import build, draws, policy, recipe, runs
+    from launch import build, draws, policy, runs
     from rl import checkpoint, loop
-    from rl.curriculum import admits
     from rl.episodes import EpisodeLog
     from rl.hosts import ALONE
     from rl.metrics.engine import engine_metrics
@@ -56,20 +53,15 @@ def run(
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
-        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        start, wants_ref = None, plan.rl.kl_coef > 0 and plan.lora is None  # of adapters it is their base, in the state
-        if wants_ref or not runs.saved(workdir / "ckpt", hosts):
-            start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
-        state, progress = runs.start_or_resume(
+        state, progress, ref = runs.start_rl(
+            plan,
+            model,
             workdir,
+            init,
             learner,
-            start,
-            donate=not wants_ref,
             on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
             hosts=hosts,
         )
-    ref = start if wants_ref else None
-    del start
     gate = build.build_gate(plan, progress.version, hosts)
     own = {"process": hosts.index, "first_step": progress.step + 1}
 
@@ -112,22 +104,14 @@ def run(
             draw=draw,
             outcome=curriculum.outcome,
             observe=curriculum.observe,
-            admit=partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
-            terms=terms,
             pack=pack,
             publish=lambda params, version: engine.publish(policy.sampled(params), version),
             keep_episodes=partial(keep, episodes),
             log=log,
             evaluate=evaluate,
             save=runs.saver(checkpoints, lambda p: {"tasks": curriculum.state_dict(p.ticket)}),
-            steps=plan.rl.steps,
-            groups_per_batch=plan.rl.groups_per_batch,
-            group_size=plan.rl.group_size,
-            credit=recipe.build_credit(plan, terms),
-            drop_equal_groups=plan.rl.drop_equal_groups,
-            filter_overlong=plan.rl.filter_overlong,
             eval_every=plan.eval.every,
-            save_every=plan.rl.save_every,
+            **runs.loop_options(plan, terms),
             stop=lambda: stop() or bool(stop_at_step and progress.step >= stop_at_step),
             hosts=hosts,
         )
@@ -150,6 +134,8 @@ def main(_) -> None:
         if flags.FLAGS.reward:
             if flags.FLAGS.config is None:
                 raise cli.ConfigError("--reward: a run in --workdir has its own; give --config and a new --workdir")
+            if flags.FLAGS.replay is not None:
+                raise cli.ConfigError("--reward: with --replay no answer is judged again; use reward.terms")
             cli.override(flags.FLAGS.config, "world.options.reward", flags.FLAGS.reward)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
@@ -158,23 +144,30 @@ def main(_) -> None:
         cli.check_init(init)
         if init and (Path(workdir) / "init").exists():
             raise cli.ConfigError(f"--init: {workdir} has its start already; resume with --workdir={workdir} alone")
+        played = replay.sources(flags.FLAGS.replay, Path(workdir))
         processes = cli.processes()
 
     stopped = None
     with distributed.joined(*processes) as hosts:
         with cli.validating(), hosts.telling():
-            from launch import build  # jax starts here, still before the workdir is made
+            from launch import build, policy  # jax starts here, still before the workdir is made
             from launch.runs import Stopped, check_start
 
             check_processes(plan, hosts.count)
-            distributed.check_same(hosts, config, init=init, stop_at_step=flags.FLAGS.stop_at_step)
-            kept = (init or Path(workdir)) / "tokenizer"
-            hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
+            given = {"init": init, "replay": played, "stop_at_step": flags.FLAGS.stop_at_step}
+            distributed.check_same(hosts, config, **given)
+            stage, kept = run, (init or Path(workdir)) / "tokenizer"
+            if played:
+                policy.check_model(plan, kept)
+                own = kept if kept.exists() else played[0] / "tokenizer"
+                stage = partial(replay.run, stored=replay.read(plan, played, own))
+            else:
+                hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:
-                run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile, hosts=hosts)
+                stage(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile, hosts=hosts)
             except Stopped as early:
                 stopped = early
     if stopped is not None:
@@ -189,6 +182,9 @@ def define_flags() -> None:
     cli.define_processes()
     flags.DEFINE_string(
         "init", None, "Folder of the run (launch.sft or launch.train) whose weights and tokenizer to start from"
+    )
+    flags.DEFINE_string(
+        "replay", None, "WORKDIR[,WORKDIR]: train on the episodes that these runs stored, and play none"
     )
     flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
     flags.DEFINE_string("profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile")

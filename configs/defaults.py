@@ -107,8 +107,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.rm.roll_ins = 4  # prm: continuations of each turn that its label is the success of
 
     c.rl = ml_collections.ConfigDict()
-    # grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, gspo_token, gigpo, cispo, ppo (rl/losses/recipes.py). Clip, kind of
-    # KL, scale and credit.name are the recipe's own, its paper's, where they are -1 or "".
+    # grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, gspo_token, gigpo, cispo, ppo, ppo_decoupled
+    # (rl/losses/recipes.py). Clip, kind of KL, scale and credit.name are the recipe's own, its paper's, where they are
+    # -1 or "".
     c.rl.recipe = "grpo"
     c.rl.steps = 100
     c.rl.groups_per_batch = 16
@@ -123,8 +124,18 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.b2 = 0.98
     c.rl.clip_low = -1.0
     c.rl.clip_high = -1.0
+    c.rl.dual_clip = 0.0  # > 1: of an action with A < 0 the loss is at most that many |A|, however likely it has become
+    # > 0: each token's loss has the weight min(w, is_cap), w = π/π_behavior with π the learner's before the update: for
+    # what rounding and stale weights make of the engine's π. Of ppo_decoupled, whose 0 is 5: a token over it has none.
+    c.rl.is_cap = 0.0
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
-    c.rl.kl_kind = ""  # its estimator in the loss: "k1", "k2", "k3"
+    c.rl.kl_kind = ""  # its estimator in the loss: "k1", "k2", "k3"; in the reward it is k1
+    # A term of the "loss"; or off the "reward": the estimate of each token (returns, and a critic's), of the whole
+    # episode (group, others), before anything is compared.
+    c.rl.kl_in = "loss"
+    c.rl.kl_target = 0.0  # nats a token of policy/ref_kl: > 0 adapts kl_coef to it, by at most .2 · batch / horizon
+    c.rl.kl_horizon = 10_000.0  # episodes
+    c.rl.ref_every = 0  # steps after which the reference is the policy of that moment; 0: never
     c.rl.entropy_coef = 0.0
     c.rl.reduce = "sequence"  # the loss: mean over episodes of their token means; or "token": over all tokens alike
     c.rl.loss_tokens = 0  # dr_grpo, rloo: what an episode's sum is divided by, the same for every batch

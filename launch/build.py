@@ -257,7 +257,7 @@ def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
 
 
 def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
-    """The plan's recipe. With adapters and a KL term the reference is the base that they are on."""
+    """The plan's recipe. With adapters and a KL penalty the reference is the base that they are on."""
     rl = plan.rl
     tx = make_optimizer(
         learning_rate=rl.learning_rate,
@@ -275,9 +275,12 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         tx,
         micro_rows=plan.batch.micro_rows,
         temperature=rl.temperature,
+        fill_proximal=recipe.wants_proximal(plan),
         ref_is_base=plan.lora is not None and rl.kl_coef > 0,
+        keep_ref=rl.ref_every > 0,
         heads=recipe.heads(plan),
         critic=recipe.build_critic(plan),
+        kl=recipe.build_penalty(plan),
     )
 
 
@@ -331,17 +334,20 @@ def build_terms(
 
 
 def build_packer(
-    plan: Plan, codec: Codec, world: World, hosts: Hosts = ALONE
+    plan: Plan, codec: Codec, world: World | None, hosts: Hosts = ALONE
 ) -> Callable[..., tuple[Any, Mapping[str, float]]]:
-    """`pack` into this process's share of the rows of a batch, and of each micro-batch. Errors: as `check_rows`."""
-    check_rows(plan, codec, world)
+    """`pack` into this process's share of the rows of a batch, and of each micro-batch. Without a world the episodes
+    are stored ones, of any age. Errors: as `check_rows`.
+    """
+    if world is not None:
+        check_rows(plan, codec, world)
     return partial(
         pack,
         rows=plan.batch.rows // hosts.count,
         length=plan.batch.length,
         micro_rows=plan.batch.micro_rows // hosts.count,
         pad_id=codec.pad_id,
-        max_staleness=plan.rl.max_staleness,
+        max_staleness=None if world is None else plan.rl.max_staleness,
         shares=not is_one_row(codec),
         chains=recipe.build_critic(plan) is not None,
     )

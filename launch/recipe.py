@@ -3,23 +3,30 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from launch.plan import ON_HOST, OWN, Plan
+from launch.plan import Plan
+from launch.plan_checks import OF_CRITIC, ON_HOST, OWN
 from rl import credit, critic
 from rl.losses import recipes
+from rl.losses.kl import Penalty
 from rl.losses.recipes import LossFn
+from rl.losses.surrogate import truncated_weight
 from rl.rewards.compose import RewardTerm
 
 
 def build_loss(plan: Plan) -> LossFn:
-    """The recipe with the plan's clip, KL and entropy, or with its own where the plan leaves them to it; where a recipe
-    says how it is reduced, rl.reduce is not read.
+    """The recipe with the plan's clip, weights, KL and entropy, or with its own where the plan leaves them to it; where
+    a recipe says how it is reduced, rl.reduce is not read.
     """
-    rl = plan.rl
+    rl, decoupled = plan.rl, plan.rl.recipe == "ppo_decoupled"
     clip = {"clip_low": rl.clip_low, "clip_high": rl.clip_high}
+    value = {"value_coef": rl.value_coef, "value_clip": rl.value_clip}
     shared = {
         **{name: value for name, value in clip.items() if value != OWN},
+        **({"dual_clip": rl.dual_clip} if rl.dual_clip else {}),
+        **({"decoupled_cap": rl.is_cap} if rl.is_cap else {}),
+        **({"weigh": truncated_weight} if rl.is_cap and not decoupled else {}),
         **({"kl_kind": rl.kl_kind} if rl.kl_kind else {}),
-        "kl_coef": rl.kl_coef,
+        "kl_coef": rl.kl_coef if rl.kl_in == "loss" else 0.0,
         "entropy_coef": rl.entropy_coef,
     }
     recipe: dict[str, Callable[..., LossFn]] = {
@@ -32,7 +39,8 @@ def build_loss(plan: Plan) -> LossFn:
         "gspo_token": recipes.gspo_token,
         "gigpo": recipes.gigpo,
         "cispo": recipes.cispo,
-        "ppo": partial(recipes.ppo, reduce=rl.reduce, value_coef=rl.value_coef, value_clip=rl.value_clip),
+        "ppo": partial(recipes.ppo, reduce=rl.reduce, **value),
+        "ppo_decoupled": partial(recipes.ppo_decoupled, **({"value": value} if heads(plan) else {})),
     }
     return recipe[rl.recipe](**shared)
 
@@ -40,7 +48,7 @@ def build_loss(plan: Plan) -> LossFn:
 def build_credit(plan: Plan, terms: Sequence[RewardTerm]) -> credit.CreditFn:
     """Episodes and rewards -> credit, on the host; nothing yet where the device fills it."""
     c, scale = plan.credit, plan.rl.scale
-    if c.name not in ON_HOST:
+    if build_critic(plan) is not None:
         return credit.of_critic
     return {
         "group": partial(credit.relative, scale=scale),
@@ -51,11 +59,13 @@ def build_credit(plan: Plan, terms: Sequence[RewardTerm]) -> credit.CreditFn:
 
 
 def build_critic(plan: Plan) -> critic.Estimator | None:
-    """What `learner.prepare` fills advantages with; None where the host does."""
+    """What `learner.prepare` fills advantages with; None where the host does, which knows no KL to a reference."""
     c = plan.credit
     how = {"discount": c.discount, "lambda_": c.lambda_}
     if c.name in ON_HOST:
-        return None
+        if plan.rl.kl_in != "reward":
+            return None
+        return critic.by_group(baseline="others" if c.name == "others" else plan.rl.scale)
     estimator = {
         "returns": critic.token_level(discount=c.discount, lambda_=1.0),
         "token": critic.token_level(**how),
@@ -67,4 +77,18 @@ def build_critic(plan: Plan) -> critic.Estimator | None:
 
 def heads(plan: Plan) -> tuple[str, ...]:
     """The heads that RL trains beside the policy, fresh at its start; nobody who only samples reads them."""
-    return ("value_head",) if plan.rl.recipe == "ppo" else ()
+    return ("value_head",) if plan.credit.name in OF_CRITIC else ()
+
+
+def wants_proximal(plan: Plan) -> bool:
+    """Whether the loss reads the learner's own log-probabilities of before the update."""
+    return plan.rl.recipe == "ppo_decoupled" or plan.rl.is_cap > 0
+
+
+def build_penalty(plan: Plan) -> Penalty | None:
+    """The KL penalty as the learner must know it: in the reward, or with a coefficient that is adapted."""
+    rl = plan.rl
+    if rl.kl_in == "loss" and not rl.kl_target:
+        return None
+    gain = rl.groups_per_batch * rl.group_size / rl.kl_horizon
+    return Penalty(rl.kl_coef, in_reward=rl.kl_in == "reward", target=rl.kl_target, gain=gain)

@@ -12,17 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from envs import choose_tasks
 from envs.base import Task, World
-from launch import build, draws, policy, recipe, reward_models, runs
+from launch import build, draws, policy, reward_models, runs
 from launch.cli import Workdir, validating
 from launch.plan import Plan
 from models.codec import Codec
 from models.config import ModelConfig
 from rl import checkpoint, loop
-from rl.curriculum import Curriculum, admits
+from rl.curriculum import Curriculum
 from rl.episodes import EpisodeLog
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
@@ -84,27 +82,20 @@ def build_parts(
         codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         curriculum = draws.build_curriculum(plan, choose(world))
-        shape = {"longest": plan.rollout.max_episode_tokens, "rows": plan.rl.group_size}
-        asked = reward_models.paths_of(plan)
-        scorers = reward_models.build_scorers(asked, tokenizer=workdir / "tokenizer", **shape)
-        terms = build.build_terms(plan, codec.view, scorers)
+        terms = reward_models.build_terms(plan, codec, workdir / "tokenizer")
         options = loop_options(plan, codec, world, curriculum, terms, hosts)
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
-        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        start, wants_ref = None, plan.rl.kl_coef > 0 and plan.lora is None  # of adapters it is their base, in the state
-        if wants_ref or not runs.saved(workdir / "ckpt", hosts):
-            start = runs.starting_params(plan, model, workdir, init, learner, key, hosts)
-        state, progress = runs.start_or_resume(
+        state, progress, ref = runs.start_rl(
+            plan,
+            model,
             workdir,
+            init,
             learner,
-            start,
-            donate=not wants_ref,
             on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
             hosts=hosts,
         )
-    ref = start if wants_ref else None
     return Parts(
         plan, workdir, hosts, world, codec, model, learner, curriculum, options, validation, state, ref, progress
     )
@@ -125,14 +116,8 @@ def loop_options(
         "draw": draws.build_draw(plan, world, curriculum),
         "outcome": curriculum.outcome,
         "observe": curriculum.observe,
-        "admit": partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
-        "terms": terms,
         "pack": build.build_packer(plan, codec, world, hosts),
-        "credit": recipe.build_credit(plan, terms),
-        "groups_per_batch": plan.rl.groups_per_batch,
-        "group_size": plan.rl.group_size,
-        "drop_equal_groups": plan.rl.drop_equal_groups,
-        "filter_overlong": plan.rl.filter_overlong,
+        **runs.learning_options(plan, terms),
     }
 
 
@@ -205,7 +190,6 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         save=live.save,
         steps=steps,
         eval_every=plan.eval.every,
-        save_every=plan.rl.save_every,
         stop=lambda: live.stop() or bool(stop_at_step and progress.step >= stop_at_step),
         hosts=hosts,
     )

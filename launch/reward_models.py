@@ -9,7 +9,9 @@ from typing import Any
 from launch import build, cli, policy, runs
 from launch.plan import Plan, make_plan, on_one_device
 from launch.workdir import config_of
+from models.codec import Codec
 from rl.reward_model import Judge, make_judge, outcome_scores, process_scores
+from rl.rewards.compose import RewardTerm
 
 SCORES = {"orm": outcome_scores, "prm": process_scores}
 RESULT = "result.json"  # of a run that is finished
@@ -49,6 +51,14 @@ def check(there: Mapping[str, Path], *, tokenizer: Path, processes: int = 1) -> 
                 f"reward.options.{name}.path={str(path)!r}: its tokenizer is another than that in {tokenizer}; train "
                 "it with --init of the same policy"
             )
+
+
+def build_terms(plan: Plan, codec: Codec, tokenizer: Path) -> list[RewardTerm]:
+    """The terms of the plan's reward, with the models that they ask; `tokenizer` is that of `codec`. Errors: as `check`
+    and `build.build_terms`.
+    """
+    shape = {"longest": plan.rollout.max_episode_tokens, "rows": plan.rl.group_size}
+    return build.build_terms(plan, codec.view, build_scorers(paths_of(plan), tokenizer=tokenizer, **shape))
 
 
 def build_scorers(there: Mapping[str, Path], *, tokenizer: Path, longest: int, rows: int) -> dict[str, Callable]:

@@ -5,7 +5,8 @@ import dataclasses
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,19 @@ import jax
 from tqdm import tqdm
 
 from envs.base import World
-from launch import build, policy
+from launch import build, policy, recipe
 from launch.plan import Plan
 from launch.workdir import config_of
 from models.codec import Codec
 from models.config import HEADS, Lora, ModelConfig
 from rl import checkpoint
+from rl.curriculum import admits
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.metrics.alarms import Limits
 from rl.monitor import Monitor
+from rl.rewards.compose import RewardTerm
 
 
 class Stopped(Exception):
@@ -155,6 +158,42 @@ def start_or_resume(
     restored = checkpoint.restore(workdir / "ckpt", _abstract_state(learner), hosts=hosts)
     on_host(restored.host)
     return restored.device, Progress(**restored.host["progress"])
+
+
+def start_rl(
+    plan: Plan,
+    model: ModelConfig,
+    workdir: Path,
+    init: Path | None,
+    learner: Learner,
+    *,
+    on_host: Callable[[dict[str, Any]], None] = lambda host: None,
+    hosts: Hosts = ALONE,
+) -> tuple[TrainState, Progress, Any | None]:
+    """`start_or_resume` of a run of RL, and its reference: the parameters at step 0. None: there is no penalty, or the
+    state holds the reference, the base of adapters or one that is refreshed.
+    """
+    start, wants_ref = None, plan.rl.kl_coef > 0 and plan.lora is None and not plan.rl.ref_every
+    if wants_ref or not saved(workdir / "ckpt", hosts):
+        key = jax.random.fold_in(jax.random.key(plan.seed), 0)
+        start = starting_params(plan, model, workdir, init, learner, key, hosts)
+    state, progress = start_or_resume(workdir, learner, start, donate=not wants_ref, on_host=on_host, hosts=hosts)
+    return state, progress, start if wants_ref else None
+
+
+def learning_options(plan: Plan, terms: Sequence[RewardTerm]) -> dict[str, Any]:
+    """What the plan tells `rl.loop.train` of what is learnt, whoever plays, and for however long."""
+    return {
+        "terms": terms,
+        "admit": partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
+        "groups_per_batch": plan.rl.groups_per_batch,
+        "group_size": plan.rl.group_size,
+        "credit": recipe.build_credit(plan, terms),
+        "drop_equal_groups": plan.rl.drop_equal_groups,
+        "filter_overlong": plan.rl.filter_overlong,
+        "save_every": plan.rl.save_every,
+        "ref_every": plan.rl.ref_every,
+    }
 
 
 def saved(folder: Path, hosts: Hosts) -> bool:

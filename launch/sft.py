@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch import cli, distributed
-from launch.plan import Plan, check_processes, make_plan
+from launch.plan import Plan, make_plan
+from launch.plan_checks import check_processes
 
 if TYPE_CHECKING:  # importing it starts jax, which flags precede
     from rl.hosts import Hosts

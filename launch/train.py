@@ -2,7 +2,7 @@
 
 `--workdir=D` alone resumes. `--init` names another run's folder: training starts from its best checkpoint and its
 tokenizer. With `--coordinator`, `--num_processes` and `--process_id` several processes are one run; it resumes with
-another number of them too.
+another number of them too. `--replay` trains on what other runs have played, without a world (launch/replay.py).
 """
 
 import sys
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli, distributed
-from launch.plan import Plan, check_processes, make_plan
+from launch import cli, distributed, replay
+from launch.plan import Plan, make_plan
+from launch.plan_checks import check_processes
 
 if TYPE_CHECKING:  # importing it starts jax, which flags precede
     from rl.hosts import Hosts
@@ -57,30 +58,39 @@ def main(_) -> None:
         if flags.FLAGS.reward:
             if flags.FLAGS.config is None:
                 raise cli.ConfigError("--reward: a run in --workdir has its own; give --config and a new --workdir")
+            if flags.FLAGS.replay is not None:
+                raise cli.ConfigError("--reward: with --replay no answer is judged again; use reward.terms")
             cli.override(flags.FLAGS.config, "world.options.reward", flags.FLAGS.reward)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
         profile = parse_range(flags.FLAGS.profile_steps)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init, workdir)
+        played = replay.sources(flags.FLAGS.replay, Path(workdir))
         processes = cli.processes()
 
     stopped = None
     with distributed.joined(*processes) as hosts:
         with cli.validating(), hosts.telling():
-            from launch import build, reward_models  # jax starts here, still before the workdir is made
+            from launch import build, policy, reward_models  # jax starts here, still before the workdir is made
             from launch.runs import Stopped, check_start
 
             check_processes(plan, hosts.count)
-            distributed.check_same(hosts, config, init=init, stop_at_step=flags.FLAGS.stop_at_step)
-            kept = (init or Path(workdir)) / "tokenizer"
-            hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
+            given = {"init": init, "replay": played, "stop_at_step": flags.FLAGS.stop_at_step}
+            distributed.check_same(hosts, config, **given)
+            stage, kept = run, (init or Path(workdir)) / "tokenizer"
+            if played:
+                policy.check_model(plan, kept)
+                own = kept if kept.exists() else played[0] / "tokenizer"
+                stage = partial(replay.run, stored=replay.read(plan, played, own))
+            else:
+                hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init)
             reward_models.check(reward_models.paths_of(plan), tokenizer=kept, processes=hosts.count)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:
-                run(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile, hosts=hosts)
+                stage(plan, folder, init, stop_at_step=flags.FLAGS.stop_at_step, profile=profile, hosts=hosts)
             except Stopped as early:
                 stopped = early
     if stopped is not None:
@@ -95,6 +105,9 @@ def define_flags() -> None:
     cli.define_processes()
     flags.DEFINE_string(
         "init", None, "Folder of the run (launch.sft or launch.train) whose weights and tokenizer to start from"
+    )
+    flags.DEFINE_string(
+        "replay", None, "WORKDIR[,WORKDIR]: train on the episodes that these runs stored, and play none"
     )
     flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
     flags.DEFINE_string("profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile")

@@ -239,6 +239,46 @@ def bi_level_gae(
     return gae(goal, values, mask, discount=discount, lambda_=lambda_, episode=run)
 
 
+def relative_on_device(
+    rewards: Float[Array, " T"],
+    mask: Bool[Array, " T"],
+    episode: Int[Array, " T"],
+    group: Int[Array, " T"],
+    *,
+    baseline: str,
+    eps: float = 1e-6,
+) -> Float[Array, " T"]:
+    """An episode's sum of rewards against its group's, on each of its masked tokens; 0 elsewhere.
+
+    `baseline` "std" and "none" as the scales of `group_relative`, "others" as `leave_one_out`: for rewards of which the
+    host does not know all. The masked tokens of an episode stand together, and so do the episodes of a group. An
+    episode without any is in no group.
+    """
+    if baseline not in ("std", "none", "others"):
+        raise ValueError(f"baseline: got {baseline!r}, want 'std', 'none' or 'others'")
+    mask = mask.astype(bool)
+    own, first, _ = _turns(episode, mask, None)
+    of_group, _, _ = _turns(group, mask, None)
+    score = _sum_by_run(jnp.where(mask, rewards, 0.0), own)
+
+    def over_group(x):
+        return _sum_by_run(jnp.where(first, x, 0.0), of_group)
+
+    n = over_group(jnp.ones_like(score))
+    centred = score - over_group(score) / jnp.maximum(n, 1)
+    out = {
+        "std": lambda: centred / (jnp.sqrt(over_group(centred**2) / jnp.maximum(n - 1, 1)) + eps),
+        "none": lambda: centred,
+        "others": lambda: centred * n / jnp.maximum(n - 1, 1),
+    }[baseline]()
+    # By comparison, as in `group_relative`: what rounding leaves of equal scores is no difference.
+    most, least = (
+        jax.ops.segment_max(jnp.where(first, x, -jnp.inf), of_group, num_segments=len(x))[of_group]
+        for x in (score, -score)
+    )
+    return jnp.where(mask & (most != -least), out, 0.0)
+
+
 def _turns(turn, mask, episode) -> tuple[Int[Array, " T"], Bool[Array, " T"], Bool[Array, " T"]]:
     """The number of each masked token's turn, in order over all episodes; where its first and last masked token is."""
     places = jnp.arange(mask.shape[0])

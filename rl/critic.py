@@ -1,4 +1,5 @@
-"""A critic's credit over a packed batch, on the device: values and rewards in, advantages and returns out.
+"""Credit over a packed batch, on the device: values and rewards in, advantages and returns out. A critic's; and that of
+a group, where the reward holds a KL penalty, of which the host knows nothing.
 
 An estimator is a composition, made once and handed to `make_learner(critic=...)`; `prepare` calls it. The chain of an
 episode's tokens is followed wherever its rows lie in the batch, in other packed rows and on other devices: by
@@ -18,8 +19,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rl import masked
-from rl.advantages import bi_level_gae, gae, turn_level_gae
-from rl.types import TrajectoryBatch
+from rl.advantages import bi_level_gae, gae, relative_on_device, turn_level_gae
+from rl.losses.kl import kl_estimate
+from rl.types import MEMBERS, TrajectoryBatch
 
 # (rewards, values, turn, mask, episode), each [n], the tokens of an episode in its order -> advantages, returns
 Estimator = Callable[..., tuple[Float[Array, " n"], Float[Array, " n"]]]
@@ -47,6 +49,18 @@ def bi_level(*, discount: float, lambda_: float, turn_discount: float) -> Estima
     )
 
 
+def by_group(*, baseline: str) -> Estimator:
+    """One number an episode against its group, `advantages.relative_on_device`: GRPO ("std"), Dr. GRPO ("none"), RLOO
+    ("others"). Returns are the episode's sum of rewards from each token on.
+    """
+
+    def estimate(rewards, values, turn, mask, episode):
+        _, returns = gae(rewards, 0 * values, mask, discount=1.0, lambda_=1.0, episode=episode)
+        return relative_on_device(rewards, mask, episode, episode // MEMBERS, baseline=baseline), returns
+
+    return estimate
+
+
 def whitened(estimator: Estimator) -> Estimator:
     """The same with advantages of mean 0 and variance 1 over all action tokens of the batch; returns stay."""
 
@@ -57,9 +71,16 @@ def whitened(estimator: Estimator) -> Estimator:
     return estimate
 
 
-def fill(batch: TrajectoryBatch, values: Float[Array, "B T"] | None, estimator: Estimator) -> TrajectoryBatch:
+def fill(
+    batch: TrajectoryBatch,
+    values: Float[Array, "B T"] | None,
+    estimator: Estimator,
+    *,
+    kl_coef: Float[Array, ""] | float | None = None,
+) -> TrajectoryBatch:
     """`values`, `advantages` and `returns` of the batch, 0 off the mask. None: there is no value head, and V = 0.
 
+    With `kl_coef` the rewards are less `kl_penalty`, and so is all that is made of them; `batch.rewards` stays.
     Raises ValueError for a batch without `episode` and `turn`.
     """
     if batch.episode is None or batch.turn is None:
@@ -67,7 +88,21 @@ def fill(batch: TrajectoryBatch, values: Float[Array, "B T"] | None, estimator: 
     values = masked.keep(jnp.zeros_like(batch.rewards) if values is None else values, batch.action_mask)
     # A turn's tokens lie in one row, in their order, which a stable sort keeps.
     order = jnp.lexsort((batch.turn.ravel(), batch.episode.ravel()))
-    fields = (batch.rewards, values, batch.turn, batch.action_mask, batch.episode)
+    rewards = batch.rewards if kl_coef is None else batch.rewards - kl_coef * kl_penalty(batch)
+    fields = (rewards, values, batch.turn, batch.action_mask, batch.episode)
     both = estimator(*(x.ravel()[order] for x in fields))
     advantages, returns = (jnp.zeros_like(x).at[order].set(x).reshape(values.shape) for x in both)
     return dataclasses.replace(batch, values=values, advantages=advantages, returns=returns)
+
+
+def kl_penalty(batch: TrajectoryBatch) -> Float[Array, "B T"]:
+    """k1 = log π - log π_ref of each action token, nats; 0 off the mask. Summed over an episode it is RLOO's penalty
+    (2402.14740); token by token it is that of REINFORCE++ (2501.03262) and of PPO (1909.08593).
+
+    π is the policy just before the update where the batch has it (`proximal_logp`), else the one that sampled.
+    """
+    if batch.ref_logp is None:
+        raise ValueError("a KL penalty in the reward needs batch.ref_logp, got None; let learner.prepare fill it")
+    own = batch.behavior_logp if batch.proximal_logp is None else batch.proximal_logp
+    own, ref = (masked.keep(x, batch.action_mask) for x in (own, batch.ref_logp))
+    return kl_estimate(own, ref, kind="k1")

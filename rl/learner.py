@@ -28,6 +28,7 @@ from models.logprobs import token_logp
 from models.sharding import batch_sharding, born, dispatching, heads_sharding, param_shardings, replicated
 from rl.critic import Estimator
 from rl.critic import fill as fill_critic
+from rl.losses.kl import Penalty, adapted
 from rl.losses.recipes import LossFn, Metrics
 from rl.types import Mean, Metric, Scored, TrajectoryBatch
 
@@ -46,6 +47,8 @@ class TrainState:
     opt_state: optax.OptState  # of the trainable leaves of params
     step: Int[Array, ""]
     skipped: Int[Array, ""]
+    kl_coef: Float[Array, ""] | None = None  # β of the next update, where it is adapted
+    ref: Params | None = None  # the reference, where it is refreshed: buffers of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +60,14 @@ class Learner:
     wants parameters that have them (from a key it adds them itself). `prepare(state, ref, batch)` and
     `train_step(state, batch)` take NumPy batches, each process its own share of the rows, or device batches, of one
     shape; `train_step` DONATES its state. On the device rows stand as they are dealt to the mesh, in another order than
-    on the host.
+    on the host. `refresh(state)` makes the reference that the state keeps a copy of its policy, and DONATES too.
     """
 
     init_params: Callable[[PRNGKeyArray | Params], Params]
     init_state: Callable[..., TrainState]  # (key | params, *, donate=False)
     prepare: Callable[[TrainState, Params | None, TrajectoryBatch], TrajectoryBatch]
     train_step: Callable[[TrainState, TrajectoryBatch], tuple[TrainState, dict[str, Metric]]]
+    refresh: Callable[[TrainState], TrainState]
     state_shardings: TrainState  # of NamedShardings: what a checkpoint is restored to
     compiled_steps: Callable[[], int]  # how many programs `train_step` has: 1, or some shape was not fixed
     lower: Callable[[TrainState, TrajectoryBatch], jax.stages.Lowered]  # `train_step`, for an account of its memory
@@ -81,25 +85,35 @@ def make_learner(
     fill_proximal: bool = False,
     adapters: lora.Lora | None = None,
     ref_is_base: bool = False,
+    keep_ref: bool = False,
     heads: Sequence[str] = (),
     critic: Estimator | None = None,
+    kl: Penalty | None = None,
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
     `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare`
     compute `proximal_logp`, for decoupled losses. With `adapters` they alone are trained, and `ref_is_base` makes the
     base, adapters off, the reference: it is in the state already, and a `ref` of one's own would be a second copy.
+    With `keep_ref` the state holds a reference, at first the policy itself, and `prepare` wants no other.
     `heads` names those on the trunk (models/heads.py) that the parameters have; they are trained beside adapters too.
     With `critic` (rl/critic.py) `prepare` fills values, advantages and returns; the values are those of "value_head",
-    or 0 without it.
+    or 0 without it. `kl` is needed where the penalty is in the reward or its β adapted, by the `policy/ref_kl` that
+    the loss measures; β is then an array of the state, so that no step is compiled anew.
     """
     if ref_is_base and adapters is None:
         raise ValueError("ref_is_base: got no adapters, want some; without them give `prepare` a reference of its own")
+    if keep_ref and adapters is not None:
+        raise ValueError("keep_ref: got adapters, want none; their reference is the base (ref_is_base)")
+    if kl is not None and kl.in_reward and critic is None:
+        raise ValueError("kl.in_reward: got no critic, want one: the reward is made into credit on the device")
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if micro_rows < 1 or micro_rows % shards:
         raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
     fresh = partial(born, config, adapters=adapters, heads=heads)
-    state_shardings = _state_shardings(fresh, tx, param_shardings(config, mesh, adapters=adapters, heads=heads), mesh)
+    new_state = partial(_state, tx=tx, kl_coef=kl.coef if kl and kl.target else None, keep_ref=keep_ref)
+    shardings = param_shardings(config, mesh, adapters=adapters, heads=heads)
+    state_shardings = _state_shardings(fresh, new_state, tx, shardings, mesh)
     rows, everywhere = batch_sharding(mesh), replicated(mesh)
     own = _own_shards(mesh)
     sharding = NamedSharding(mesh, PartitionSpec(None, *rows.spec))
@@ -108,15 +122,22 @@ def make_learner(
     score = partial(_score, config=config, temperature=temperature, chunk=chunk, sharding=heads_sharding(mesh))
 
     fills = {"fill_proximal": fill_proximal, "ref_is_base": ref_is_base}
+    fills_any = critic or keep_ref or any(fills.values())
     filled = jax.jit(
-        partial(prepare, score=score, split=split, join=join, critic=critic, **fills),
+        partial(prepare, score=score, split=split, join=join, critic=critic, kl=kl, **fills),
         in_shardings=(state_shardings, None, rows),
         out_shardings=rows,
     )
     step = jax.jit(
-        partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split),
+        partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl),
         in_shardings=(state_shardings, rows),
         out_shardings=(state_shardings, everywhere),
+        donate_argnums=0,
+    )
+    refreshed = jax.jit(
+        lambda state: dataclasses.replace(state, ref=jax.tree.map(jnp.copy, state.params)),
+        in_shardings=(state_shardings,),
+        out_shardings=state_shardings,
         donate_argnums=0,
     )
 
@@ -139,11 +160,12 @@ def make_learner(
 
     return Learner(
         init_params=partial(enqueue, _placer(fresh, state_shardings.params)),
-        init_state=partial(enqueue, _starter(fresh, tx, adapters, heads, state_shardings)),
+        init_state=partial(enqueue, _starter(fresh, new_state, adapters, heads, state_shardings)),
         prepare=lambda state, ref, batch: (
-            enqueue(filled, state, ref, put(batch)) if critic or any(fills.values()) or ref is not None else put(batch)
+            enqueue(filled, state, ref, put(batch)) if fills_any or ref is not None else put(batch)
         ),
         train_step=lambda state, batch: enqueue(step, state, put(batch)),
+        refresh=partial(enqueue, refreshed),
         state_shardings=state_shardings,
         compiled_steps=step._cache_size,
         lower=step.lower,
@@ -164,16 +186,17 @@ def prepare(
     fill_proximal: bool,
     ref_is_base: bool = False,
     critic: Estimator | None = None,
+    kl: Penalty | None = None,
 ) -> TrajectoryBatch:
-    """Fill `ref_logp` under `ref` if given, `proximal_logp` under the state's own parameters if asked, and what the
-    critic says. Pure.
+    """Fill `ref_logp` under `ref` if given, or under the reference that the state keeps, `proximal_logp` under the
+    state's own parameters if asked, and what the critic says, of rewards less the KL penalty if it is theirs. Pure.
 
     `ref_is_base`: `ref_logp` is that of the state's own parameters without their adapters.
     """
-    if ref_is_base:
-        if ref is not None:
-            raise ValueError("prepare: got a reference, want None; this learner's is the base of its adapters")
-        ref = lora.base(state.params)
+    if ref is not None and (ref_is_base or state.ref is not None):
+        raise ValueError("prepare: got a reference, want None; this learner's is in its state")
+    if ref is None:
+        ref = lora.base(state.params) if ref_is_base else state.ref
     micro = split(batch)
 
     def fill(params: Params, *names: str) -> dict[str, Float[Array, "B T"]]:
@@ -191,7 +214,10 @@ def prepare(
     own = fill(state.params, *names) if names else {}  # one forward pass for both
     if fill_proximal:
         batch = dataclasses.replace(batch, proximal_logp=own["logp"])
-    return batch if critic is None else fill_critic(batch, own.get("values"), critic)
+    if critic is None:
+        return batch
+    coef = kl.coef if kl and state.kl_coef is None else state.kl_coef
+    return fill_critic(batch, own.get("values"), critic, kl_coef=coef if kl and kl.in_reward else None)
 
 
 def train_step(
@@ -202,12 +228,16 @@ def train_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
     split: Callable,
+    kl: Penalty | None = None,
 ) -> tuple[TrainState, dict[str, Metric]]:
     """One optimizer update: gradient of Σ totals / Σ counts over the whole batch. Pure.
 
     Where the loss or the gradient is not finite, or nothing at all was to be trained, the update is refused whole:
-    parameters and optimizer (with its schedule's count) stay, and `skipped` grows by one.
+    parameters, optimizer (with its schedule's count) and β stay, and `skipped` grows by one.
     """
+    coef = state.kl_coef
+    if coef is not None and not kl.in_reward:
+        loss_fn = partial(loss_fn, kl_coef=coef)
     micro = split(batch)
     trained, frozen = lora.partition(state.params)
     grads, loss, metrics = _accumulate(trained, frozen, micro, score, loss_fn)
@@ -228,8 +258,12 @@ def train_step(
         "optim/grad_norm": Mean(norm, one),  # before clipping
         "optim/skipped": Mean(1 - good.astype(jnp.float32), one),
     }
+    if coef is not None:
+        metrics["policy/kl_coef"] = Mean(coef, one)
+        now = adapted(coef, metrics["policy/ref_kl"].value, target=kl.target, gain=kl.gain)
+        coef = jnp.where(good, now, coef)
     params = lora.combine(trained, frozen)
-    state = TrainState(params, opt_state, state.step + good, state.skipped + ~good)
+    state = TrainState(params, opt_state, state.step + good, state.skipped + ~good, coef, state.ref)
     return state, metrics
 
 
@@ -350,15 +384,15 @@ def _placer(fresh: Callable[[PRNGKeyArray], Params], shardings: Params) -> Calla
 
 def _starter(
     fresh: Callable[[PRNGKeyArray], Params],
-    tx: optax.GradientTransformation,
+    new_state: Callable[[Params], TrainState],
     adapters: lora.Lora | None,
     heads: Sequence[str],
     shardings: TrainState,
 ) -> Callable[..., TrainState]:
-    from_key = jax.jit(lambda key: _state(fresh(key), tx), out_shardings=shardings)
+    from_key = jax.jit(lambda key: new_state(fresh(key)), out_shardings=shardings)
     # A copy, unless told: the state will be donated, and what was given belongs to somebody else.
-    from_copy = jax.jit(lambda params: _state(jax.tree.map(jnp.copy, params), tx), out_shardings=shardings)
-    from_given = jax.jit(lambda params: _state(params, tx), out_shardings=shardings, donate_argnums=0)
+    from_copy = jax.jit(lambda params: new_state(jax.tree.map(jnp.copy, params)), out_shardings=shardings)
+    from_given = jax.jit(new_state, out_shardings=shardings, donate_argnums=0)
 
     def init_state(start: PRNGKeyArray | Params, *, donate: bool = False) -> TrainState:
         if isinstance(start, jax.Array):
@@ -376,25 +410,45 @@ def _starter(
     return init_state
 
 
-def _state(params: Params, tx: optax.GradientTransformation) -> TrainState:
+def _state(params: Params, *, tx: optax.GradientTransformation, kl_coef: float | None, keep_ref: bool) -> TrainState:
     trained, _ = lora.partition(params)
-    return TrainState(params, tx.init(trained), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    return TrainState(
+        params,
+        tx.init(trained),
+        step=jnp.zeros((), jnp.int32),
+        skipped=jnp.zeros((), jnp.int32),
+        kl_coef=None if kl_coef is None else jnp.asarray(kl_coef, jnp.float32),
+        ref=jax.tree.map(jnp.copy, params) if keep_ref else None,
+    )
 
 
 def _state_shardings(
-    fresh: Callable[[PRNGKeyArray], Params], tx: optax.GradientTransformation, params: Params, mesh: Mesh
+    fresh: Callable[[PRNGKeyArray], Params],
+    new_state: Callable[[Params], TrainState],
+    tx: optax.GradientTransformation,
+    params: Params,
+    mesh: Mesh,
 ) -> TrainState:
-    """Optimizer moments lie where their parameters lie (`params`, of shardings); counters are everywhere."""
+    """Optimizer moments and a reference lie where their parameters lie (`params`, of shardings); numbers are
+    everywhere.
+    """
     everywhere = replicated(mesh)
-    shapes = jax.eval_shape(lambda key: _state(fresh(key), tx).opt_state, jax.random.key(0))
+    state = jax.eval_shape(lambda key: new_state(fresh(key)), jax.random.key(0))
     opt_state = optax.tree_utils.tree_map_params(
         tx,
         lambda _, sharding: sharding,
-        shapes,
+        state.opt_state,
         lora.partition(params)[0],
         transform_non_params=lambda _: everywhere,
     )
-    return TrainState(params, opt_state, everywhere, everywhere)
+    return TrainState(
+        params,
+        opt_state,
+        step=everywhere,
+        skipped=everywhere,
+        kl_coef=None if state.kl_coef is None else everywhere,
+        ref=None if state.ref is None else params,
+    )
 
 
 def make_schedule(

@@ -22,6 +22,7 @@ from rl.hosts import ALONE, Hosts, total
 from rl.learner import Learner, TrainState, skipped_in_a_row
 from rl.metrics.episodes import episode_means, term_means
 from rl.metrics.majority import majority_means
+from rl.replay import Replay
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rewards.shaping import without_overlong
 from rl.rollout.pool import Group, Pool
@@ -65,7 +66,7 @@ def train(
     learner: Learner,
     state: TrainState,
     ref: Any | None,
-    pool: Pool,
+    pool: Pool | Replay,
     gate: StalenessGate,
     progress: Progress,
     *,
@@ -78,7 +79,7 @@ def train(
     publish: Callable[[Any, int], None],
     keep_episodes: Callable[[int, Sequence[Trajectory]], None],
     log: Callable[[int, Mapping[str, Any]], None],
-    evaluate: Callable[[], Mapping[str, float]],
+    evaluate: Callable[[], Mapping[str, float]] | None,
     save: Callable[[TrainState, Progress, float | None], None],
     steps: int,
     groups_per_batch: int,
@@ -88,6 +89,7 @@ def train(
     filter_overlong: bool = False,
     eval_every: int,
     save_every: int,
+    ref_every: int = 0,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
 ) -> TrainState:
@@ -97,8 +99,9 @@ def train(
     `groups_per_batch` is of all processes together. `credit` is one of rl/credit.py. `outcome(ticket, trajectories)` is
     what a group, admitted or refused, tells the curriculum; `observe` takes what all processes' groups told, before the
     next batch is drawn. `admit` may refuse a scored group. With `filter_overlong` what a limit cut is compared with and
-    not trained on (`without_overlong`). A failed *episode* is data; whatever a thread, the fault budget or the device
-    raises ends the loop, in every process.
+    not trained on (`without_overlong`). After every `ref_every` steps the reference that the state keeps is the policy
+    of that moment. `pool` may be stored episodes (rl/replay.py). A failed *episode* is data; whatever a thread, the
+    fault budget or the device raises ends the loop, in every process.
     """
     last, skipped = progress.step >= steps, 0
     while not last:
@@ -142,6 +145,8 @@ def train(
         learned = jax.device_get(learned)  # D2H, once a step; waits for the update
         progress.step += 1
         skipped = skipped_in_a_row(learned, skipped)
+        if ref_every and progress.step % ref_every == 0:
+            state = learner.refresh(state)
         clock.mark("learn")
 
         # Publish.
@@ -155,7 +160,7 @@ def train(
             keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
             record = {**rolled, **learned, **packed}
             success = None
-            if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+            if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):
                 result = evaluate()
                 success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
                 record |= {f"eval/{name}": value for name, value in result.items()}
@@ -170,7 +175,7 @@ def train(
 
 
 def roll_out(
-    pool: Pool,
+    pool: Pool | Replay,
     gate: StalenessGate,
     draw: Callable[[int], Task],
     terms: Sequence[RewardTerm],
@@ -224,7 +229,7 @@ def group_means(groups: Sequence[Group], terms: Sequence[RewardTerm]) -> dict[st
     """What the episodes of all groups were like, refused ones included, what each term gave them, and how many groups
     could teach nothing.
     """
-    families = {group.task.task_id: group.task.family for group in groups}
+    families = {group.task.task_id: group.task.family for group in groups if group.task.family}
     episodes = [t for group in groups for t in group.trajectories]
     voted = majority_means([g.trajectories for g in groups]) if any(term.name == "majority" for term in terms) else {}
     return {

@@ -174,6 +174,9 @@ def _unpack_extension(kind: int, data: bytes) -> Any:
     return array if kind == _ARRAY else array[()]
 
 
+MEMBERS = 2**16  # of one group, at most
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrajectoryBatch:
@@ -196,8 +199,8 @@ class TrajectoryBatch:
     ref_logp: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
     returns: Float[Array, "B T"] | None = None
-    # What a critic's credit follows from token to token, wherever the rows of an episode lie (rl/critic.py): the
-    # episode's number, another for each one of the batch, and Row.turn.
+    # What credit on the device follows from token to token, wherever the rows of an episode lie (rl/critic.py): the
+    # episode's number, another for each one of the batch (group · MEMBERS + member), and Row.turn.
     episode: Int[Array, "B T"] | None = None
     turn: Int[Array, "B T"] | None = None
     images: Any | None = None  # ImageBatch, once a policy sees

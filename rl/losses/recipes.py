@@ -27,7 +27,7 @@ from rl.losses.value import clipped_value_loss, explained_variance
 from rl.types import Mean, Metric, Scored, TrajectoryBatch
 
 Metrics = Mapping[str, Metric]
-LossFn = Callable[[Scored, TrajectoryBatch], tuple[Mean, Metrics]]
+LossFn = Callable[..., tuple[Mean, Metrics]]  # (scored, batch); of a policy also kl_coef=, where β is the state's
 # (log-ratio, log π, advantages), all masked -> per-token loss, tokens that the clip touched
 Surrogate = Callable[[Array, Array, Array], tuple[Float[Array, "B T"], Bool[Array, "B T"]]]
 
@@ -48,20 +48,22 @@ def policy_gradient(
 
     What all recipes of a policy have in common. `level` is "token" or "sequence" (GSPO); `kl_kind` the estimator in the
     loss, "k1" (whose gradient has nothing of the KL: only for comparison), "k2" or "k3". With kl_coef > 0 the batch
-    must hold `ref_logp`. With `decoupled_cap` the ratio is π/π_proximal and w = π_proximal/π_behavior multiplies the
-    surrogate: the batch must hold `proximal_logp`; `weigh` says what becomes of a w over the cap: rejected
-    (`decoupled_weight`) or cut to it (`truncated_weight`).
+    must hold `ref_logp`; the loss takes another β than that at each call, `kl_coef=`, of no effect where this is 0.
+    With `decoupled_cap` the ratio is π/π_proximal and w = π_proximal/π_behavior multiplies the surrogate: the batch
+    must hold `proximal_logp`; `weigh` says what becomes of a w over the cap: rejected (`decoupled_weight`) or cut to it
+    (`truncated_weight`).
 
     Metrics, on action tokens: `policy/entropy` nats; `policy/kl` = KL(behavior ‖ π) by k3; `policy/ref_kl` = KL(π ‖
-    ref) by k3, if used; `policy/clip_frac`; `policy/ratio_max` of π/π_behavior; `policy/engine_gap_max` = max |log π -
-    engine's log π| where staleness is 0, a measure of faults at a batch's first update only (later the policy has
-    moved); `policy/staleness` in versions, `policy/staleness_max`; `policy/advantage_abs`; `policy/rejected_frac`
-    (weight 0: over the cap), if decoupled.
+    ref) by k3, if the batch has a reference; `policy/clip_frac`; `policy/ratio_max` of π/π_behavior;
+    `policy/engine_gap_max` = max |log π - engine's log π| where staleness is 0, a measure of faults at a batch's first
+    update only (later the policy has moved); `policy/staleness` in versions, `policy/staleness_max`;
+    `policy/advantage_abs`; if decoupled, `policy/is_weight` w, and `policy/is_capped_frac` of the w over the cap.
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"level: got {level!r}, want 'token' or 'sequence'")
+    has_kl = bool(kl_coef)
 
-    def loss_fn(scored, batch):
+    def loss_fn(scored, batch, kl_coef=kl_coef):
         logp, mask = scored.logp, batch.action_mask
         anchor = batch.behavior_logp if decoupled_cap is None else _given(batch.proximal_logp, "proximal_logp")
         log_ratio = masked.keep(logp - anchor, mask)
@@ -73,11 +75,13 @@ def policy_gradient(
         if decoupled_cap is not None:
             weight = weigh(anchor, batch.behavior_logp, mask, cap=decoupled_cap)
             loss = weight * loss
-            metrics["policy/rejected_frac"] = masked.mean(weight == 0, mask)
-        if kl_coef:
+            metrics["policy/is_weight"] = masked.mean(weight, mask)
+            metrics["policy/is_capped_frac"] = masked.mean((weight == 0) | (weight == decoupled_cap), mask)
+        if has_kl or batch.ref_logp is not None:
             own, ref = masked.keep(logp, mask), masked.keep(_given(batch.ref_logp, "ref_logp"), mask)
-            loss = loss + kl_coef * kl_estimate(own, ref, kind=kl_kind)
             metrics["policy/ref_kl"] = masked.mean(jax.lax.stop_gradient(kl_estimate(own, ref, kind="k3")), mask)
+        if has_kl:
+            loss = loss + kl_coef * kl_estimate(own, ref, kind=kl_kind)
         if entropy_coef:
             loss = loss - entropy_coef * masked.keep(scored.entropy, mask)
         return reduce_loss(loss, mask, batch.segment, how=reduce, length=length, share=batch.episode_share), metrics
@@ -169,8 +173,13 @@ def cispo(*, clip_high: float, clip_low: float = 1.0, **options) -> LossFn:
     return policy_gradient(surrogate, reduce="token", **options)
 
 
-def ppo_decoupled(*, decoupled_cap: float = 5.0, **options) -> LossFn:
-    """Decoupled PPO (AReaL, 2505.24298 eq. 5): clipped around the proximal policy, weighted to the behavior policy."""
+def ppo_decoupled(*, decoupled_cap: float = 5.0, value: Mapping[str, float] | None = None, **options) -> LossFn:
+    """Decoupled PPO (AReaL, 2505.24298 eq. 5): clipped around the proximal policy, weighted to the behavior policy.
+
+    Its advantages are returns, whitened over the batch: no critic. With one, `value` is `ppo`'s value_coef, value_clip.
+    """
+    if value is not None:
+        return ppo(decoupled_cap=decoupled_cap, **value, **options)
     return grpo(decoupled_cap=decoupled_cap, reduce="token", **options)
 
 
@@ -224,8 +233,8 @@ def ppo(
     policy = grpo(clip_low=clip_low, clip_high=clip_high, reduce=reduce, length=length, **options)
     value = critic(clip=value_clip, reduce=reduce, length=length)
 
-    def loss_fn(scored, batch):
-        of_policy, metrics = policy(scored, batch)
+    def loss_fn(scored, batch, **kl):
+        of_policy, metrics = policy(scored, batch, **kl)
         of_value, more = value(scored, batch)
         return Mean(of_policy.total + value_coef * of_value.total, of_policy.count), {**metrics, **more}
 

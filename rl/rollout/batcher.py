@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl.types import Row, Trajectory, TrajectoryBatch
+from rl.types import MEMBERS, Row, Trajectory, TrajectoryBatch
 
 _Key = tuple[int, int]  # (ticket, member)
 # An episode's number in a batch fits 31 bits: the tickets of one batch span less than 2^15, also over all processes.
-_TICKETS, _MEMBERS = 2**15, 2**16
+_TICKETS = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
         trained = [row for row in trajectory.rows if row.action_mask.any()]
         episodes += bool(trained)
         actions = sum(int(row.action_mask.sum()) for row in trained)
-        number = trajectory.ticket % _TICKETS * _MEMBERS + trajectory.member
+        number = trajectory.ticket % _TICKETS * MEMBERS + trajectory.member
         for row in trained:
             reward = rewards[key] if row is trained[-1] else 0.0
             items.append(_Item(row, _of_row(row, advantages[key], trajectory), reward, actions, number))

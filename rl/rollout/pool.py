@@ -22,6 +22,7 @@ from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
 
+MIN_SCORED = 2  # members of a group, for there to be a comparison
 _EPISODE_COUNTS = ("episodes", "env_errors", "retries", "lost_threads")
 
 
@@ -93,7 +94,7 @@ class Pool:
         call_deadline_s: float,
         retries: int = 2,
         group_retries: int = 8,
-        min_scored: int = 2,
+        min_scored: int = MIN_SCORED,
         failures_in_row: int = 256,
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,

@@ -7,7 +7,8 @@ import pytest
 from configs import r1_arith
 from envs import choose_tasks, make_world
 from launch import draws
-from launch.plan import CURRICULA, HintsPlan, make_plan
+from launch.plan import HintsPlan, make_plan
+from launch.plan_checks import CURRICULA
 
 SIZES = {"train": 30, "validation": 20, "test": 20}
 

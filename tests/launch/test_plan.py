@@ -8,7 +8,8 @@ import pytest
 
 from configs.defaults import defaults
 from launch.cli import ConfigError
-from launch.plan import check_processes, make_plan, on_one_device
+from launch.plan import make_plan, on_one_device
+from launch.plan_checks import check_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,14 +22,15 @@ AT_LEAST_1 = (
 ).split()
 AT_LEAST_0 = (
     "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
-    "eval.every"
+    "rl.ref_every eval.every"
 ).split()
 POSITIVE = (
     "rollout.call_deadline_s sft.learning_rate rm.learning_rate rl.learning_rate rl.clip_norm rl.temperature "
-    "rl.value_clip"
+    "rl.value_clip rl.kl_horizon"
 ).split()
 NOT_NEGATIVE = (
-    "sft.weight_decay rl.weight_decay rl.kl_coef rl.entropy_coef rl.value_coef credit.weight reward.max_shaping"
+    "sft.weight_decay rl.weight_decay rl.kl_coef rl.entropy_coef rl.value_coef credit.weight reward.max_shaping "
+    "rl.kl_target rl.is_cap"
 ).split()
 
 
@@ -116,6 +118,21 @@ def test_finite(name):
         ({"credit/discount": 1.1}, "credit.discount: got 1.1, wanted 0 to 1"),
         ({"rl/recipe": "rloo"}, "rl.loss_tokens=0: rloo divides an episode's sum by it; wanted at least 1"),
         ({"rl/kl_kind": "k4"}, "rl.kl_kind='k4': wanted k1, k2 or k3"),
+        ({"rl/kl_in": "both"}, "rl.kl_in='both': wanted loss or reward"),
+        ({"rl/kl_in": "reward"}, "rl.kl_in='reward' with rl.kl_coef=0: there is no penalty and no reference"),
+        ({"rl/kl_target": 0.1}, "rl.kl_target=0.1 with rl.kl_coef=0"),
+        ({"rl/ref_every": 10}, "rl.ref_every=10 with rl.kl_coef=0"),
+        ({"rl/ref_every": 10, "rl/kl_coef": 0.1, "lora/rank": 4}, "with lora.rank=4: the reference of adapters is"),
+        ({"rl/kl_in": "reward", "rl/kl_coef": 0.1, "rl/kl_kind": "k3"}, "as a reward k1 alone has the gradient"),
+        (
+            {"rl/kl_in": "reward", "rl/kl_coef": 0.1, "rl/recipe": "gigpo"},
+            "rl.kl_in='reward' with credit.name='anchor': the turns of a group are compared before",
+        ),
+        (
+            {"rl/kl_in": "reward", "rl/kl_coef": 0.1, "rl/filter_overlong": True},
+            "rl.kl_in='reward' with rl.filter_overlong and credit.name='group': a filtered episode is in no batch",
+        ),
+        ({"rl/dual_clip": 1.0}, "rl.dual_clip=1.0: wanted a bound above 1 on the ratio, or 0"),
         ({"rl/group_size": 1}, "a group of one has advantage 0"),
         ({"rl/schedule": "step"}, "wanted constant, cosine or linear"),
         ({"rl/reduce": "fixed"}, "wanted sequence or token"),

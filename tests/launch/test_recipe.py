@@ -7,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.arg import ConfigError
 from configs.defaults import defaults
 from launch import build, policy, recipe, runs, train
-from launch.plan import ON_DEVICE, ON_HOST, RECIPES, make_plan
+from launch.plan import make_plan
+from launch.plan_checks import OF_CRITIC, ON_DEVICE, ON_HOST, RECIPES
 from launch.workdir import open_workdir
 from models.config import ModelConfig
+from rl.credit import of_critic
+from rl.losses.kl import Penalty
 from rl.rewards.compose import RewardTerm
 from rl.types import Scored, TrajectoryBatch
 
@@ -28,7 +32,7 @@ def plan_of(name, /, **credit):
 def test_every_recipe_has_the_config_s_clip(name):
     """One token of ratio 1.4, A = 1: within a clip of .5, so the loss moves with log π in every recipe."""
     ones = jnp.ones((1, 1))
-    data = dict(advantages=ones, rewards=ones, values=ones, returns=ones)
+    data = dict(advantages=ones, rewards=ones, values=ones, returns=ones, proximal_logp=0 * ones)
     index = jnp.ones((1, 1), jnp.int32)
     batch = TrajectoryBatch(index, index, index, index > 0, jnp.log(ones), index * 0, **data)
     loss_fn = recipe.build_loss(plan_of(name))
@@ -43,7 +47,8 @@ def test_every_recipe_has_the_config_s_clip(name):
 @pytest.mark.parametrize(
     ("name", "credit", "scale"),
     [("grpo", "group", "std"), ("dr_grpo", "group", "none"), ("rloo", "others", "std"), ("gigpo", "anchor", "std"),
-     ("gspo_token", "anchor", "std"), ("reinforce_pp", "returns", "std"), ("ppo", "token", "std")],
+     ("gspo_token", "anchor", "std"), ("reinforce_pp", "returns", "std"), ("ppo", "token", "std"),
+     ("ppo_decoupled", "returns", "std")],
 )  # fmt: skip
 def test_what_a_config_leaves_open_is_the_recipe_s_own(name, credit, scale):
     config = defaults()
@@ -64,9 +69,58 @@ def test_a_recipe_s_own_clip_is_its_paper_s():
         assert float(slope) == pytest.approx(want, rel=1e-5)
 
 
+def slope(name, ratio, advantage, *, behavior=0.0, ref=None, **keys):
+    """d loss / d log π of one token by a config's loss: π/π_proximal is `ratio`, log π_proximal 0."""
+    config = defaults()
+    config.rl.recipe, config.rl.loss_tokens, config.rl.clip_high = name, 1, 0.5
+    config.rl.update(keys)
+    ones, index = jnp.ones((1, 1)), jnp.ones((1, 1), jnp.int32)
+    data = dict(values=0 * ones, returns=0 * ones, proximal_logp=0 * ones, ref_logp=ref and ref * ones)
+    batch = TrajectoryBatch(index, index, index, index > 0, behavior * ones, index * 0, ones, advantage * ones, **data)
+    loss_fn = recipe.build_loss(make_plan(config))
+    now = jnp.log(ratio) * ones
+    return float(jax.grad(lambda x: loss_fn(Scored(now + x, 0 * ones, 0 * ones), batch)[0].value)(0.0))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_the_config_s_weights_and_bounds(name):
+    """π_proximal/π_behavior is e = 2.718: cut to is_cap 2, or kept under 4; of decoupled PPO rejected over 2."""
+    assert slope(name, 1.4, 1.0, behavior=-1.0, is_cap=4.0) == pytest.approx(-1.4 * np.e, rel=1e-5)
+    over = 0.0 if name == "ppo_decoupled" else -1.4 * 2
+    assert slope(name, 1.4, 1.0, behavior=-1.0, is_cap=2.0) == pytest.approx(over, rel=1e-5)
+    plan = plan_of(name)
+    assert recipe.wants_proximal(plan) == (name == "ppo_decoupled")
+    if name == "cispo":
+        with pytest.raises(ConfigError, match="rl.dual_clip=3.0 with rl.recipe='cispo': it bounds every weight"):
+            slope(name, 4.0, -1.0, dual_clip=3.0)
+        return
+    assert slope(name, 4.0, -1.0) == pytest.approx(4.0, rel=1e-5)
+    assert slope(name, 4.0, -1.0, dual_clip=3.0) == 0
+    # k2 of log π - log π_ref = 1 in the loss; in the reward it is the learner's
+    assert slope(name, 1.0, 0.0, ref=-1.0, kl_coef=0.5, kl_kind="k2") == pytest.approx(0.5, rel=1e-5)
+
+
+def test_where_the_penalty_is_is_said_to_the_learner():
+    config = defaults()
+    config.rl.kl_coef = 0.1
+    assert recipe.build_penalty(make_plan(config)) is None
+    config.rl.kl_in, config.rl.kl_target = "reward", 0.05
+    plan = make_plan(config)
+    assert recipe.build_penalty(plan) == Penalty(0.1, in_reward=True, target=0.05, gain=16 * 8 / 10_000)
+    assert recipe.build_critic(plan) is not None and recipe.build_credit(plan, []) is of_critic
+    assert slope("grpo", 1.0, 0.0, ref=-1.0, kl_coef=0.1, kl_in="reward") == 0
+    # a group of one token each on the device: RLOO's and Dr. GRPO's baseline, GRPO's scale
+    for name, want in {"rloo": [1, -1], "dr_grpo": [0.5, -0.5], "grpo": [0.5**0.5, -(0.5**0.5)]}.items():
+        config.rl.recipe, config.rl.loss_tokens, config.credit.name, config.rl.scale = name, 1, "", ""
+        estimate = recipe.build_critic(make_plan(config))
+        two = np.arange(2)
+        got = estimate(np.array([1, 0], np.float32), np.zeros(2, np.float32), 0 * two, two > -1, two)[0]
+        assert np.asarray(got) == pytest.approx(want, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ON_HOST + ON_DEVICE)
 def test_every_credit_is_of_the_host_or_of_the_device(name):
-    ppo = name in ("token", "turn", "bi_level")
+    ppo = name in OF_CRITIC
     plan = plan_of("ppo" if ppo else "grpo", name=name, discount=0.5, whiten=False)
     critic = recipe.build_critic(plan)
     assert callable(recipe.build_credit(plan, []))

@@ -221,6 +221,86 @@ MUTANTS: tuple[Mutant, ...] = (
         'right = asked and self._set[data["deciding"]] == data["asked"]',
         'right = asked and data["asked"] in self._set',
     ),
+    # -- estimators: their expectation is the exact gradient; a KL penalty in the reward is that of the KL
+    Mutant(
+        "tests/laws/test_estimators.py::test_leave_one_out_and_the_centred_reward_are_unbiased",
+        "rl/advantages.py",
+        "lambda r: (r - math.fsum(r) / len(r)) * len(r) / (len(r) - 1))",
+        "lambda r: r - math.fsum(r) / len(r))",
+    ),
+    Mutant(
+        "tests/laws/test_estimators.py::test_ppo_with_the_exact_value_is_unbiased_at_any_lambda",
+        "rl/advantages.py",
+        "delta = jnp.where(own, r + discount * jnp.where(goes_on, jnp.roll(v, 1), 0.0) - v, 0.0)",
+        "delta = jnp.where(own, r - v, 0.0)",
+    ),
+    Mutant(
+        "tests/laws/test_estimators.py::test_a_kl_penalty_in_the_reward_has_the_gradient_of_the_kl",
+        "rl/critic.py",
+        'return kl_estimate(own, ref, kind="k1")',
+        'return kl_estimate(own, ref, kind="k3")',
+    ),
+    Mutant(
+        "tests/laws/test_estimators.py::test_one_step_on_the_penalty_alone_lowers_the_exact_kl",
+        "rl/critic.py",
+        "batch.rewards - kl_coef * kl_penalty(batch)",
+        "batch.rewards + kl_coef * kl_penalty(batch)",
+    ),
+    Mutant(
+        "tests/laws/test_critic.py::test_a_penalty_is_of_action_tokens_and_of_the_policy_before_the_update",
+        "rl/critic.py",
+        "own, ref = (masked.keep(x, batch.action_mask) for x in (own, batch.ref_logp))",
+        "ref = batch.ref_logp",
+    ),
+    Mutant(
+        "tests/rl/test_advantages.py::test_on_the_device_equal_scores_are_exactly_nothing",
+        "rl/advantages.py",
+        "return jnp.where(mask & (most != -least), out, 0.0)",
+        "return jnp.where(mask, out, 0.0)",
+    ),
+    Mutant(
+        "tests/rl/test_learner.py::test_beta_is_adapted_in_one_program_and_stays_where_an_update_is_refused",
+        "rl/learner.py",
+        "coef = jnp.where(good, now, coef)",
+        "coef = now",
+    ),
+    Mutant(
+        "tests/rl/test_learner.py::test_a_reference_that_is_refreshed_is_a_copy_in_buffers_of_its_own",
+        "rl/learner.py",
+        "lambda state: dataclasses.replace(state, ref=jax.tree.map(jnp.copy, state.params)),",
+        "lambda state: state,",
+    ),
+    Mutant(
+        "tests/launch/test_recipe.py::test_every_recipe_has_the_config_s_weights_and_bounds",
+        "launch/recipe.py",
+        '**({"weigh": truncated_weight} if rl.is_cap and not decoupled else {}),',
+        "",
+    ),
+    # -- replay: stored groups in ticket order; their step makes the update that it made; none is as young as the policy
+    Mutant(
+        "tests/rl/test_replay.py::test_tickets_go_through_the_stored_groups_in_their_order_and_again",
+        "rl/replay.py",
+        "for ticket in sorted(found):",
+        "for ticket in found:",
+    ),
+    Mutant(
+        "tests/rl/test_replay.py::test_the_loop_scores_refuses_and_batches_them_as_what_is_played",
+        "rl/replay.py",
+        "dataclasses.replace(t, ticket=ticket) for t in",
+        "t for t in",
+    ),
+    Mutant(
+        "tests/laws/test_replay.py::test_the_episodes_of_a_step_make_its_update_again_and_a_stop_loses_nothing",
+        "launch/replay.py",
+        "version=version + stored.newest + 1)",
+        "version=version)",
+    ),
+    Mutant(
+        "tests/laws/test_replay.py::test_the_episodes_of_a_step_make_its_update_again_and_a_stop_loses_nothing",
+        "rl/loop.py",
+        "if ref_every and progress.step % ref_every == 0:",
+        "if False:",
+    ),
     # -- learner: packed == one-per-row, any cut, any number of devices; zero gradient off the mask; bad updates refused
     Mutant(
         "tests/laws/test_learner.py::test_packed_equals_one_per_row",
@@ -237,15 +317,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_one_device_equals_eight",
         "rl/learner.py",
-        "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split),",
-        "partial(train_step, score=score, tx=tx, split=split, loss_fn=lambda *a: (\n"
+        "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl),",
+        "partial(train_step, score=score, tx=tx, split=split, kl=kl, loss_fn=lambda *a: (\n"
         "            Mean((m := loss_fn(*a))[0].total / shards, m[0].count), m[1])),",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_parameters_are_born_sharded",
         "rl/learner.py",
-        "lambda key: _state(fresh(key), tx), out_shardings=shardings)",
-        "lambda key: _state(fresh(key), tx))",
+        "lambda key: new_state(fresh(key)), out_shardings=shardings)",
+        "lambda key: new_state(fresh(key)))",
     ),
     Mutant(
         "tests/laws/test_learner.py::test_a_batch_is_dealt_without_moving_a_row",
@@ -636,8 +716,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
-        "launch/reinforce.py",
-        'if wants_ref or not runs.saved(workdir / "ckpt", hosts):',
+        "launch/runs.py",
+        'if wants_ref or not saved(workdir / "ckpt", hosts):',
         "if True:",
     ),
     Mutant(

@@ -152,6 +152,25 @@ def test_a_critic_learns_and_without_one_the_returns_are_the_advantages():
     assert_array_equal(np.asarray(ready.returns), np.where(batch.action_mask, own, 0))
 
 
+def test_a_penalty_is_of_action_tokens_and_of_the_policy_before_the_update():
+    """Rewards 1.5 at the end less β(log π - log π_ref), summed from each token on; garbage off the mask is not read."""
+    batch = batch_of(CUTS, length=13)
+    mask, rng = batch.action_mask, np.random.default_rng(3)
+    own, ref = rng.normal(size=(2, *mask.shape)).astype(np.float32)
+    plain = critic.fill(batch, None, PLAIN)
+    for name, other in (("behavior_logp", {}), ("proximal_logp", {"behavior_logp": np.full_like(own, 7)})):
+        fields = {**other, name: np.where(mask, own, np.nan), "ref_logp": np.where(mask, ref, np.inf)}
+        ready = dataclasses.replace(batch, **fields)
+        filled = critic.fill(ready, None, PLAIN, kl_coef=0.2)
+        assert_array_equal(np.isfinite(filled.advantages), True)
+        paid = dataclasses.replace(batch, rewards=np.where(mask, own - ref, 0).astype(np.float32))
+        penalty = critic.fill(paid, None, PLAIN).returns
+        assert_allclose(filled.returns, plain.returns - 0.2 * penalty, atol=1e-5)
+        assert_array_equal(filled.rewards, batch.rewards)
+    with pytest.raises(ValueError, match="needs batch.ref_logp, got None"):
+        critic.fill(batch, None, PLAIN, kl_coef=0.2)
+
+
 def test_a_batch_without_chains_is_refused():
     machine = learner("turn")
     with pytest.raises(ValueError, match=r"needs batch.episode and batch.turn, got None; use pack\(..., chains=True\)"):

@@ -88,10 +88,10 @@ def trained(plan, codec, world):
 
     loop.train(
         learner, learner, None, ScriptedPool(plan, codec, world), build.build_gate(plan, 0), loop.Progress(),
-        **{**options, "pack": watched},
+        **{**options, "pack": watched, "save_every": 0},
         publish=lambda params, version: None, keep_episodes=lambda step, episodes: None,
         log=lambda step, record: records.append(record), evaluate=None, save=lambda state, progress, score: None,
-        steps=1, eval_every=0, save_every=0,
+        steps=1, eval_every=0,
     )  # fmt: skip
     return learner.batch, credits[0], records[0]
 

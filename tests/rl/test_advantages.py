@@ -1,5 +1,7 @@
 """Advantages: worked numbers of SPECS 14, the faults of CASES A, and their laws."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from rl.advantages import (
     group_relative,
     leave_one_out,
     process_relative,
+    relative_on_device,
     turn_level_gae,
 )
 
@@ -78,6 +81,9 @@ def test_a5_a_failed_member_is_absent():
 def test_leave_one_out():
     assert_array_equal(leave_one_out(np.arange(1, 7), [0, 0, 0, 1, 1, 1]), [-1.5, 0, 1.5, -1.5, 0, 1.5])
     assert_array_equal(leave_one_out([6, 3, 9, 12, 1], [0, 0, 1, 1, 2]), [3, -3, -3, 3, 0])
+    for size in (2, 3, 8):  # G / (G - 1) of Dr. GRPO's
+        r = np.random.default_rng(size).normal(size=size)
+        assert_allclose(leave_one_out(r, ONE[:size]), size / (size - 1) * one_group(r, scale="none"), rtol=1e-9)
 
 
 @given(
@@ -124,7 +130,8 @@ D3_REWARDS = np.array([0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1, 1, 0, 0], np.float32)
 )
 def test_d3_observation_gaps(x, discount, lambda_, want):
     values = np.array([x, x, 4, 5, 6, x, x, 7, 9, x, x], np.float32)
-    advantages, returns = jax.jit(lambda *a: gae(*a, discount=discount, lambda_=lambda_))(D3_REWARDS, values, D3_MASK)
+    rewards = np.where(D3_MASK, D3_REWARDS, np.float32(x))
+    advantages, returns = jax.jit(lambda *a: gae(*a, discount=discount, lambda_=lambda_))(rewards, values, D3_MASK)
     assert_allclose(advantages[D3_MASK], want, rtol=1e-5)
     assert_allclose(returns[D3_MASK], np.array(want) + values[D3_MASK], atol=1e-5)
     assert not np.any(advantages[~D3_MASK]) and not np.any(returns[~D3_MASK])
@@ -311,3 +318,47 @@ def test_process_relative():
     assert_allclose(scaled[1], np.array([0.2, -0.2, -0.6]) / std, rtol=1e-5)
     with pytest.raises(ValueError, match="got steps of 1 episodes and groups of 2, want one each"):
         process_relative([np.zeros(1)], ONE[:2], scale="std")
+
+
+# --- a group's, on the device -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000))
+def test_on_the_device_a_group_is_compared_as_on_the_host(seed):
+    """Episodes of action tokens among observations, in groups of several sizes, one of equal rewards (exactly 0); an
+    episode without any is not there.
+    """
+    rng = np.random.default_rng(seed)
+    groups = np.sort(rng.integers(0, 3, 8))
+    acted = rng.random((8, 5)) < 0.4
+    acted[1:, 2] = True
+    there = acted.any(1)
+    rewards = np.where(groups == 1, 0.1, rng.choice([0.0, 0.1, 0.3, 1.0], 8))
+    # one part on the last action token, another on the first
+    parts = np.where(groups == 1, 0.0, rng.normal(size=8))
+    given, every = np.full((8, 5), np.nan), np.arange(8)
+    given[acted] = 0
+    given[every, 4 - acted[:, ::-1].argmax(1)] += rewards
+    given[every, acted.argmax(1)] += parts
+    mask, episode, rewards = acted.ravel(), np.repeat(every, 5), rewards + parts
+    for baseline, want in {
+        "std": group_relative(rewards, groups, there, scale="std"),
+        "none": group_relative(rewards, groups, there, scale="none"),
+        "others": leave_one_out(rewards, groups, there),
+    }.items():
+        got = _on_device(given.ravel().astype(np.float32), mask, episode, np.repeat(groups, 5), baseline)
+        assert_allclose(got, np.where(mask, np.repeat(want, 5), 0), rtol=1e-4, atol=1e-5)
+
+
+@partial(jax.jit, static_argnums=4)
+def _on_device(rewards, mask, episode, group, baseline):
+    return relative_on_device(rewards, mask, episode, group, baseline=baseline)
+
+
+def test_on_the_device_equal_scores_are_exactly_nothing():
+    """Scores of one token each: no rounding of a sum, but one of their mean."""
+    rewards, every = np.full(6, 0.1, np.float32), np.ones(6, bool)
+    for baseline in ("std", "none", "others"):
+        assert not np.any(_on_device(rewards, every, np.arange(6), np.zeros(6, int), baseline))
+    with pytest.raises(ValueError, match="baseline: got 'mean', want 'std', 'none' or 'others'"):
+        relative_on_device(rewards, every, np.arange(6), np.zeros(6, int), baseline="mean")

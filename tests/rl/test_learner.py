@@ -13,8 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from models import transformer
 from models.config import ModelConfig
 from models.sharding import make_mesh
+from rl import critic
 from rl.learner import MOST_SKIPPED, make_learner, make_optimizer, make_schedule, skipped_in_a_row
 from rl.losses import recipes
+from rl.losses.kl import Penalty
 from rl.types import Mean, TrajectoryBatch
 
 CONFIG = ModelConfig(vocab_size=32, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
@@ -121,7 +123,79 @@ def test_prepare_fills_what_was_asked_and_passes_the_rest():
     plain = sft().prepare(state, None, batch())
     assert plain.ref_logp is None and plain.proximal_logp is None
     _, metrics = machine.train_step(state, filled)
-    assert float(metrics["policy/rejected_frac"].value) == 0
+    assert float(metrics["policy/is_capped_frac"].value) == 0
+
+
+def chained(**options):
+    """The batch as one that a credit on the device can follow: an episode a row, one group."""
+    plain = batch(**options)
+    rows = np.arange(plain.tokens.shape[0], dtype=np.int32)[:, None]
+    return dataclasses.replace(plain, episode=rows + 0 * plain.tokens, turn=0 * plain.tokens)
+
+
+@cache
+def adapting(in_reward):
+    how = {"critic": critic.by_group(baseline="none")} if in_reward else {}
+    penalty = Penalty(0.5, in_reward=in_reward, target=1e-4, gain=0.1)
+    return learner(recipes.dapo(kl_coef=0.0 if in_reward else 0.5), kl=penalty, keep_ref=True, **how)
+
+
+@pytest.mark.parametrize("in_reward", [False, True])
+def test_beta_is_adapted_in_one_program_and_stays_where_an_update_is_refused(in_reward):
+    """The reference is the policy at the start: KL 0 falls short of any target, then a far one exceeds it."""
+    machine = adapting(in_reward)
+    state, seen = machine.init_state(fresh_params()), []
+    last = np.arange(8) == 5
+    for advantage in (1.0, 1.0, np.nan, 1.0):
+        played = dataclasses.replace(chained(), rewards=(last * np.array([[advantage], [0]])).astype(np.float32))
+        played = dataclasses.replace(played, advantages=played.action_mask * np.float32(advantage))
+        state, metrics = machine.train_step(state, machine.prepare(state, None, played))
+        seen.append(float(metrics["policy/kl_coef"].value))
+        kl = float(metrics["policy/ref_kl"].value)
+    assert seen == pytest.approx([0.5, 0.5 * 0.98, 0.5 * 0.98 * 1.02, 0.5 * 0.98 * 1.02]) and kl > 1e-3
+    assert (int(state.skipped), machine.compiled_steps()) == (1, 1)
+    assert machine.init_state(jax.random.key(0)).kl_coef == 0.5 and grpo().init_state(jax.random.key(0)).kl_coef is None
+
+
+def test_a_penalty_in_the_reward_is_what_the_state_says_it_is():
+    """A group of two: the reward 1 : 0, less β · 3 tokens · (log π - log π_ref), π the one that sampled."""
+    machine = adapting(True)
+    state = machine.init_state(fresh_params())
+    played = dataclasses.replace(chained(), rewards=((np.arange(8) == 5) * np.array([[1], [0]])).astype(np.float32))
+    ref = grpo().prepare(grpo().init_state(fresh_params()), fresh_params(), batch()).ref_logp
+    for coef in (0.5, 2.0):
+        ready = machine.prepare(dataclasses.replace(state, kl_coef=jnp.float32(coef)), None, played)
+        assert_allclose(ready.ref_logp, ref, atol=1e-6)
+        k1 = np.where(played.action_mask, played.behavior_logp - ref, 0).sum(1)
+        score = np.array([1, 0]) - coef * k1
+        assert_allclose(ready.advantages[:, 4], score - score.mean(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="kl.in_reward: got no critic, want one"):
+        learner(recipes.dapo(), kl=Penalty(0.5, in_reward=True))
+
+
+def test_a_reference_that_is_refreshed_is_a_copy_in_buffers_of_its_own():
+    machine = learner(recipes.grpo(kl_coef=0.1), keep_ref=True)
+    start = fresh_params()
+
+    def buffers(tree):
+        return {x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)}
+
+    for state in (machine.init_state(jax.random.key(0)), machine.init_state(start)):
+        assert not buffers(state.ref) & buffers(state.params)
+        jax.tree.map(assert_array_equal, state.ref, state.params)
+    given = machine.init_state(jax.tree.map(jnp.copy, start), donate=True)
+    assert not buffers(given.ref) & buffers(given.params)
+    state, _ = machine.train_step(state, machine.prepare(state, None, batch()))
+    jax.tree.map(assert_array_equal, state.ref, start)
+    assert np.any(state.params["embed"] != start["embed"])
+    policy = jax.device_get(state.params)
+    state = machine.refresh(state)
+    assert not buffers(state.ref) & buffers(state.params)
+    state, metrics = machine.train_step(state, machine.prepare(state, None, batch()))  # donates the policy alone
+    jax.tree.map(assert_array_equal, state.ref, policy)
+    assert float(metrics["policy/ref_kl"].value) < 1e-9
+    with pytest.raises(ValueError, match="got a reference, want None; this learner's is in its state"):
+        machine.prepare(state, start, batch())
 
 
 def test_one_program_for_every_number_of_rows():

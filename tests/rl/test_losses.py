@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from rl import masked
 from rl.losses import recipes
-from rl.losses.kl import kl_estimate
+from rl.losses.kl import adapted, kl_estimate
 from rl.losses.reduce import reduce_loss
 from rl.losses.supervised import cross_entropy
 from rl.losses.surrogate import (
@@ -145,6 +145,13 @@ def test_nemo_rl_rows():
     weight = truncated_weight(jnp.full((1, 3), -1.0), gen, ones, cap=0.8)
     assert_allclose(weight, [[0.6065, 0.8, 0.8]], atol=1e-4)
     assert float(jnp.mean(weight * loss)) == pytest.approx(-0.4744, abs=1e-4)
+    # the same by a recipe, the trainer's own policy of before the update in between
+    between = dict(behavior=gen, proximal_logp=jnp.full((1, 3), -1.0), advantages=advantages)
+    recipe = recipes.dapo(clip_high=0.2, decoupled_cap=0.8, weigh=truncated_weight)
+    corrected, metrics = recipe(Scored(-1 + log_ratio, 0 * gen), batch_of(mask=ones, segment=1 * ones, **between))
+    assert float(corrected.value) == pytest.approx(-0.4744, abs=1e-4)
+    assert float(metrics["policy/is_capped_frac"].value) == pytest.approx(2 / 3)
+    assert float(metrics["policy/is_weight"].value) == pytest.approx((0.6065 + 0.8 + 0.8) / 3, abs=1e-4)
     # + .1 k3 to a reference
     k3 = kl_estimate(jnp.array([0.0, -1, -2]), jnp.full(3, -1.0), kind="k3")
     assert float(0.1 * jnp.mean(k3)) == pytest.approx(0.0362, abs=1e-4)
@@ -156,6 +163,8 @@ def test_nemo_rl_rows():
     log_ratio = jnp.log(jnp.array([[0.5, 1, 10]]))
     loss = clipped_surrogate(log_ratio, jnp.array([[1.0, -1, -4]]), **clip, dual_clip=3.0)
     assert_allclose(loss, [[-0.5, 1, 12]], rtol=1e-6)
+    fields = dict(behavior=now, mask=ones, segment=1 * ones, advantages=jnp.array([[1.0, -1, -4]]))
+    assert loss_of(recipes.dapo(dual_clip=3.0), now + log_ratio, **fields) == pytest.approx(4.1667, abs=1e-4)
     # slime: c = 1.5
     loss = clipped_surrogate(jnp.log(jnp.array([2, 2, 0.5])), jnp.array([2.0, -2, 2]), **clip, dual_clip=1.5)
     assert_allclose(loss, [-2.4, 3, -1], rtol=1e-6)
@@ -260,8 +269,19 @@ def test_the_kl_in_the_loss_is_the_one_asked_for(kind, mean):
     """k2: (.04 + .09 + 0 + .16 + .09) / 2 / 5. The metric is k3 whichever trains."""
     loss_fn = recipes.dapo(clip_high=0.2, kl_coef=0.5, kl_kind=kind)
     assert loss_of(loss_fn, ref_logp=OLD) == pytest.approx(-0.1297987 + 0.5 * mean, abs=1e-6)
-    metrics = loss_fn(Scored(NEW, 0 * NEW), batch_of(ref_logp=OLD))[1]
+    scored, batch = Scored(NEW, 0 * NEW), batch_of(ref_logp=OLD)
+    assert float(loss_fn(scored, batch)[1]["policy/ref_kl"].value) == pytest.approx(0.0377537, abs=1e-6)
+    # another β at a call; without a term the KL is measured alone, and β of no effect
+    assert float(loss_fn(scored, batch, kl_coef=2.0)[0].value) == pytest.approx(-0.1297987 + 2 * mean, abs=1e-6)
+    loss, metrics = recipes.dapo(clip_high=0.2)(scored, batch, kl_coef=2.0)
+    assert float(loss.value) == pytest.approx(-0.1297987, abs=1e-6)
     assert float(metrics["policy/ref_kl"].value) == pytest.approx(0.0377537, abs=1e-6)
+
+
+def test_the_coefficient_follows_the_kl():
+    """SkyRL: .2 -> .204, the error cut at .2, an n of a tenth of the horizon; and by less where less is wrong."""
+    for kl, want in ((9.0, 0.204), (0.11, 0.202), (0.1, 0.2), (0.0, 0.196)):
+        assert float(adapted(jnp.float32(0.2), jnp.float32(kl), target=0.1, gain=0.1)) == pytest.approx(want)
 
 
 def test_clipped_value_loss():

@@ -879,8 +879,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_loop.py::test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score",
         "rl/loop.py",
-        "if eval_every and (progress.step % eval_every == 0 or progress.step == steps):",
-        "if eval_every:",
+        "if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):",
+        "if evaluate and eval_every:",
     ),
     Mutant(
         "tests/rl/test_loop.py::test_refills_are_bounded",
@@ -1490,7 +1490,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_ttrl.py::test_the_batch_knows_no_label",
-        "launch/reinforce.py",
+        "launch/runs.py",
         '"terms": terms,',
         '"terms": build.make_terms({"success": 1.0}, {}),',
     ),

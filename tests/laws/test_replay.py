@@ -27,7 +27,7 @@ def played(tmp_path_factory):
     config.rl.kl_coef, config.rl.kl_in, config.rl.kl_target, config.rl.kl_horizon = 0.1, "reward", 1e-3, 8.0
     plan = make_plan(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_terms", lambda plan, view=None: [EVEN])
+        patch.setattr(build, "build_terms", lambda plan, *given: [EVEN])
         with open_workdir(root / "played", config) as workdir:
             train.run(plan, workdir, None, stop_at_step=1)
         yield root, config, plan
@@ -97,7 +97,7 @@ def test_what_cannot_be_replayed_is_said_at_once(played, tmp_path):
     refused("is another tokenizer than", kept=other)
     with pytest.MonkeyPatch.context() as patch:
         term = RewardTerm("f1", 1.0, "episode", lambda t: t.facts["f1"], reads=("f1",))
-        patch.setattr(build, "build_terms", lambda plan, view=None: [term])
+        patch.setattr(build, "build_terms", lambda plan, *given: [term])
         refused("reward.terms.f1: reads .'f1'., which the stored episode of task .* does not report")
 
 

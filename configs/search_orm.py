@@ -8,11 +8,12 @@ Run:    python -m launch.sft --config=configs/search_orm.py --workdir=runs/searc
         python -m launch.train_rm --config=configs/search_orm.py --workdir=runs/search_orm/rm \
             --init=runs/search_orm/sft --episodes=runs/search_orm/sft/episodes_train
         python -m launch.train --config=configs/search_orm.py --workdir=runs/search_orm/rl --init=runs/search_orm/sft
-        (a run of launch.train or launch.rft has episodes too: --episodes=THAT_RUN. The model alone as the outcome, as
+        (A run of launch.train or launch.rft has episodes too: --episodes=THAT_RUN. The model alone as the outcome, as
         in WebRL: --config.reward.leader=orm --config.reward.terms.success=0 --config.reward.terms.orm=1
         --config.reward.options.orm.threshold=0.5)
-Cost:   not measured yet.
-Expect: not measured yet.
+Cost:   not measured alone yet.
+Expect: held-out AUC of the reward model .98, accuracy .95 (a constant: .88), of 1,280 episodes by a warm start of 400
+        steps, 200 steps of its own (one run, 28 held-out tasks, commit 64d16a2; LOG.md). RL with it: not measured yet.
 """
 
 from configs import quickstart

@@ -182,11 +182,20 @@ def ends_in_one_line(out: subprocess.CompletedProcess, message: str) -> None:
         ("train --config=configs/quickstart.py --workdir={}/notes", "holds 'thesis.txt' but no config.json"),
         ("train --config=configs/quickstart.py --workdir={}/run", "holds a run of another config"),
         ("train --reward=m:f --workdir={}/run", "--reward: a run in --workdir has its own"),
+        (
+            "train --config=configs/quickstart.py --replay={}/notes --workdir={}/new",
+            "--replay: no {}/notes/tokenizer/tokenizer.json; want the folder of a run",
+        ),
+        ("train --replay={}/notes --workdir={}/run", "--replay: {}/run began without --replay"),
         ("train --config=configs/quickstart.py --reward=m:f --workdir={}/new", "world does not take it"),
         ("train --config={}/few.py:{} --config.model.path={}/cut.gguf --workdir={}/new", "cut.gguf: not a GGUF file"),
         (
             "train --config={}/few.py:{} --config.model.path={}/pickled --workdir={}/new",
             "model.bin: weights as a pickle",
+        ),
+        (
+            "ttrl --config=configs/quickstart.py --workdir={}/new",
+            "reward.terms.success: reads ['success'], wanted ['answer'] at most",
         ),
         ("play --config=configs/quickstart.py --ask=Who", "its model.path is empty; want one that names a model"),
         ("export --workdir={}/run --out={}/notes", "want a new folder in one that exists"),

@@ -241,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'return kl_estimate(own, ref, kind="k3")',
     ),
     Mutant(
-        "tests/laws/test_estimators.py::test_one_step_on_the_penalty_alone_lowers_the_exact_kl",
+        "tests/laws/test_estimators.py::test_a_kl_penalty_in_the_reward_has_the_gradient_of_the_kl",
         "rl/critic.py",
         "batch.rewards - kl_coef * kl_penalty(batch)",
         "batch.rewards + kl_coef * kl_penalty(batch)",

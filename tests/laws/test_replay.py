@@ -3,6 +3,7 @@ made, bit for bit; and stopped and resumed equals uninterrupted, an adapted β a
 """
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ def played(tmp_path_factory):
     """(folder, config, plan) of a run of one step, by decoupled PPO with every kind of KL state."""
     root = tmp_path_factory.mktemp("replay")
     config = tiny("ppo_decoupled")
-    config.rl.steps, config.rl.ref_every = 3, 2
+    config.rl.ref_every = 1
     config.rl.kl_coef, config.rl.kl_in, config.rl.kl_target, config.rl.kl_horizon = 0.1, "reward", 1e-3, 8.0
     plan = make_plan(config)
     with pytest.MonkeyPatch.context() as patch:
@@ -33,11 +34,11 @@ def played(tmp_path_factory):
         yield root, config, plan
 
 
-def replayed(folder, played, **options):
+def replayed(folder, played):
     root, config, plan = played
     stored = replay.read(plan, [root / "played"], root / "played" / "tokenizer")
     with open_workdir(folder, config) as workdir:
-        replay.run(plan, workdir, None, stored, **options)
+        replay.run(plan, workdir, None, stored)
 
 
 def state_at(folder, plan, step):
@@ -53,26 +54,27 @@ def records(folder):
 
 def test_the_episodes_of_a_step_make_its_update_again_and_a_stop_loses_nothing(played):
     root, _, plan = played
-    replayed(root / "cut", played, stop_at_step=1)
-    one, own = (state_at(root / name, plan, 1) for name in ("cut", "played"))
-    jax.tree.map(np.testing.assert_array_equal, one, own)
-    first, theirs = records(root / "cut")[0], records(root / "played")[0]
-    for name in ("loss", "optim/grad_norm", "policy/ratio_max", "policy/kl_coef", "policy/is_weight", "batch/tokens"):
-        assert first[name] == theirs[name], name
-    assert first["optim/grad_norm"] > 1e-3 and first["optim/skipped"] == 0
-    assert (first["policy/staleness"], theirs["policy/staleness"]) == (1, 0)  # whoever played is a version older
-    assert first["policy/engine_gap_max"] is None and "eval/sampled" not in first
-
-    replayed(root / "cut", played)
     replayed(root / "whole", played)
-    for step in (2, 3):
-        jax.tree.map(np.testing.assert_array_equal, *(state_at(root / name, plan, step) for name in ("cut", "whole")))
-    second, third = (state_at(root / "whole", plan, step)[0] for step in (2, 3))
-    assert third.kl_coef != second.kl_coef != one[0].kl_coef
-    jax.tree.map(np.testing.assert_array_equal, second.ref, second.params)  # refreshed at 2, and not at 3
-    jax.tree.map(np.testing.assert_array_equal, third.ref, second.ref)
-    assert np.any(third.params["embed"] != third.ref["embed"]) and np.any(one[0].ref["embed"] != third.ref["embed"])
-    assert [r["policy/staleness"] for r in records(root / "cut")] == [1, 2, 3]
+    first, own = (state_at(root / name, plan, 1) for name in ("whole", "played"))
+    jax.tree.map(np.testing.assert_array_equal, first, own)
+    (one, two), (theirs,) = records(root / "whole"), records(root / "played")
+    for name in ("loss", "optim/grad_norm", "policy/ratio_max", "policy/kl_coef", "policy/is_weight", "batch/tokens"):
+        assert one[name] == theirs[name], name
+    assert one["optim/grad_norm"] > 1e-3 and one["optim/skipped"] == 0
+    assert [r["policy/staleness"] for r in (theirs, one, two)] == [0, 1, 2]  # whoever played is a version older
+    assert one["policy/engine_gap_max"] is None and "eval/sampled" not in one
+
+    # killed after the first step: a checkpoint less, and records that go too far
+    shutil.copytree(root / "whole", root / "cut")
+    shutil.rmtree(root / "cut" / "ckpt" / "00000002")
+    replayed(root / "cut", played)
+    second = state_at(root / "whole", plan, 2)
+    jax.tree.map(np.testing.assert_array_equal, state_at(root / "cut", plan, 2), second)
+    assert len(records(root / "cut")) == 2
+    assert 0.1 > float(first[0].kl_coef) > float(second[0].kl_coef) > 0  # no KL yet to a reference that is the policy
+    for state, _ in (first, second):
+        jax.tree.map(np.testing.assert_array_equal, state.ref, state.params)
+    assert np.any(first[0].ref["embed"] != second[0].ref["embed"])
 
 
 def test_what_cannot_be_replayed_is_said_at_once(played, tmp_path):

@@ -1,7 +1,7 @@
 """Search, adapted to test questions without their answers (TTRL, 2504.16084), from the quickstart's warm start.
 
 The paper's shape, halved: 32 votes of which the first 16 are trained on (64 and 32), 8 questions a step, KL .001 by k3,
-clip .2, cosine with a warm-up; its rate of 5e-7 is of models a thousand times this one. 40 steps are 5 rounds of the
+clip .2, cosine with a warm-up; its rate of 5e-7 is of models thousands of times this one. 40 steps are 5 rounds of the
 64 questions. World, policy, warm start: configs/quickstart.py.
 
 Run:    python -m launch.sft --config=configs/quickstart.py --workdir=runs/quickstart/sft

@@ -243,16 +243,7 @@ def build_sft_learner(plan: Plan, model: ModelConfig) -> Learner:
     """Cross-entropy on demonstrations; the rate falls by a cosine over `sft.steps`, after the warm-up. Its parameters
     are the policy's alone, without heads: what reads a checkpoint in order to sample uses it too.
     """
-    tx = make_optimizer(
-        learning_rate=plan.sft.learning_rate,
-        warmup_steps=plan.sft.warmup_steps,
-        decay_steps=max(1, plan.sft.steps - plan.sft.warmup_steps),
-        schedule="cosine",
-        final_frac=0.1,
-        weight_decay=plan.sft.weight_decay,
-        b2=plan.rl.b2,
-        clip_norm=plan.rl.clip_norm,
-    )
+    tx = _supervised(plan, plan.sft.learning_rate, plan.sft.steps)
     return _learner(plan, model, recipes.sft(), tx, micro_rows=plan.sft.micro_rows, temperature=1.0, ref_is_base=False)
 
 
@@ -284,6 +275,20 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
     )
 
 
+def _supervised(plan: Plan, learning_rate: float, steps: int) -> Any:
+    """An optimizer whose rate falls by a cosine over `steps`, after the warm-up of `sft`."""
+    return make_optimizer(
+        learning_rate=learning_rate,
+        warmup_steps=plan.sft.warmup_steps,
+        decay_steps=max(1, steps - plan.sft.warmup_steps),
+        schedule="cosine",
+        final_frac=0.1,
+        weight_decay=plan.sft.weight_decay,
+        b2=plan.rl.b2,
+        clip_norm=plan.rl.clip_norm,
+    )
+
+
 def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **options: Any) -> Learner:
     data, fsdp, tensor = plan.mesh
     mesh = make_mesh(data, fsdp, tensor)
@@ -300,16 +305,7 @@ def _learner(plan: Plan, model: ModelConfig, loss: recipes.LossFn, tx: Any, **op
 
 def build_rm_learner(plan: Plan, model: ModelConfig) -> Learner:
     """A reward model of the plan's kind, with the rows and the warm-up of `sft`; the rate falls by a cosine."""
-    tx = make_optimizer(
-        learning_rate=plan.rm.learning_rate,
-        warmup_steps=plan.sft.warmup_steps,
-        decay_steps=max(1, plan.rm.steps - plan.sft.warmup_steps),
-        schedule="cosine",
-        final_frac=0.1,
-        weight_decay=plan.sft.weight_decay,
-        b2=plan.rl.b2,
-        clip_norm=plan.rl.clip_norm,
-    )
+    tx = _supervised(plan, plan.rm.learning_rate, plan.rm.steps)
     heads = (f"{plan.rm.kind}_head",)
     return _learner(plan, model, reward_model(), tx, micro_rows=plan.sft.micro_rows, heads=heads)
 

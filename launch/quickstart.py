@@ -10,7 +10,6 @@ first ended.
 
 import hashlib
 import json
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -143,17 +142,13 @@ def main(_) -> None:
         workdir = Path(cli.want_workdir(flags.FLAGS.workdir))
         for stage in ("sft", "rl"):
             cli.check_workdir(workdir / stage, config)
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped
+        from launch import build, runs  # jax starts here, still before the workdir is made
 
         last_start = "sft_only" if flags.FLAGS.control else "sft"  # whatever else begins, begins from that of sft
         build.check_data(plan, demonstrations=True, held_out=True, kept=workdir / last_start / "tokenizer")
         workdir.mkdir(parents=True, exist_ok=True)
-    try:
+    with runs.exits_when_stopped("; the same command goes on from here"):
         print(table(run(config, plan, workdir, control=flags.FLAGS.control)))
-    except Stopped as stopped:
-        print(f"{stopped}; the same command goes on from here", file=sys.stderr)
-        sys.exit(cli.EXIT_STOPPED)
 
 
 def define_flags() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch import cli
 from launch.plan import Plan
+from launch.workdir import write_json
 
 if TYPE_CHECKING:  # importing them starts jax, which flags precede
     from rl.hosts import Hosts
@@ -172,6 +173,4 @@ def _note(workdir: Path, stored: "Replay") -> None:
     before = _noted(workdir)
     if before and before != now:
         raise ValueError(f"{workdir}: began with the episodes {before}, got {now}; did the run go on that wrote them?")
-    temporary = workdir / f"{NOTE}.tmp"
-    temporary.write_text(json.dumps(now, indent=1) + "\n")
-    temporary.replace(workdir / NOTE)
+    write_json(workdir / NOTE, now)

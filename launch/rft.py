@@ -10,7 +10,6 @@ the weights go on. Does not cover: several processes.
 """
 
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -121,17 +120,12 @@ def main(_) -> None:
         plan = make_plan(config)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init)
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped, check_start
+        from launch import build, runs  # jax starts here, still before the workdir is made
 
         build.check_data(plan, demonstrations=False, kept=(init or Path(workdir)) / "tokenizer")
-        check_start(plan, Path(workdir), init)
-    with cli.open_workdir(workdir, config) as folder:
-        try:
-            run(plan, folder, init)
-        except Stopped as early:
-            print(early, file=sys.stderr)
-            sys.exit(cli.EXIT_STOPPED)
+        runs.check_start(plan, Path(workdir), init)
+    with runs.exits_when_stopped(), cli.open_workdir(workdir, config) as folder:
+        run(plan, folder, init)
 
 
 def define_flags() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from tqdm import tqdm
 
 from envs.base import World
 from launch import build, policy, recipe
+from launch.cli import EXIT_STOPPED
 from launch.plan import Plan
 from launch.workdir import config_of
 from models.codec import Codec
@@ -271,6 +273,16 @@ def want_finished(progress: Progress, steps: int) -> None:
     """Raises Stopped when the loop ended early."""
     if progress.step < steps:
         raise Stopped(f"stopped at step {progress.step} of {steps}; the checkpoint is written")
+
+
+@contextlib.contextmanager
+def exits_when_stopped(remedy: str = "") -> Iterator[None]:
+    """Where the block ends by `Stopped` the program ends: its sentence and the remedy, and the status of a signal."""
+    try:
+        yield
+    except Stopped as early:
+        print(f"{early}{remedy}", file=sys.stderr)
+        sys.exit(EXIT_STOPPED)
 
 
 @contextlib.contextmanager

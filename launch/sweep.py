@@ -12,14 +12,14 @@ A sweep file has `get_sweep()`: a dict of
     seeds    default of --seeds
 
 Seeds are the outer loop, so that whatever is finished when it is stopped is a comparison. An arm whose result is there
-is not run again; one that broke off is resumed; one whose config has changed since is refused. Every finished arm is a
-line of results/sweep_NAME.jsonl, of which `launch.report` makes the README's tables.
+is not run again; one that broke off is resumed (its minutes are those of the launch that ended it); one whose config
+has changed since is refused. Every finished arm is a line of results/sweep_NAME.jsonl, of which `launch.report` makes
+the README's tables.
 """
 
 import hashlib
 import json
 import runpy
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -187,17 +187,14 @@ def main(_) -> None:
             sweep["arms"] = {name: sweep["arms"][name] for name in flags.FLAGS.arms}
         for path in (sweep["warm"], *sweep["measure"].values()):
             make_plan(load_config(path, {}, 0))
-        for arm in sweep["arms"]:
-            make_plan(arm_config(sweep, arm, 0))
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped
+        plans = [make_plan(arm_config(sweep, arm, 0)) for arm in sweep["arms"]]
+        from launch import build, runs  # jax starts here, still before the workdir is made
 
         build.check_data(make_plan(load_config(sweep["warm"], {}, 0)), demonstrations=True, held_out=True)
-    try:
+        for plan in plans:
+            build.check_data(plan, demonstrations=False)
+    with runs.exits_when_stopped("; the same command goes on from here"):
         run(sweep, Path(flags.FLAGS.sweep).stem, workdir, Path(flags.FLAGS.warm), seeds)
-    except Stopped as stopped:
-        print(f"{stopped}; the same command goes on from here", file=sys.stderr)
-        sys.exit(cli.EXIT_STOPPED)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ episodes of a task are on one side. D/result.json says how good the model is on 
 
 import contextlib
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from absl import flags
 
 from launch import cli
 from launch.plan import Plan, make_plan
-from launch.workdir import config_of
+from launch.workdir import config_of, write_json
 
 if TYPE_CHECKING:  # importing them starts jax, which flags precede
     from envs.base import Task, World
@@ -89,7 +88,7 @@ def run(plan: Plan, workdir: cli.Workdir, init: Path | None, sources: Sequence[P
     judge = make_judge(model, state.params, **shape)
     result = {"kind": plan.rm.kind, "steps": progress.step}
     result |= {side: measure(judge, examples) for side, examples in sides.items()}
-    (workdir / reward_models.RESULT).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(workdir / reward_models.RESULT, result)
     print(json.dumps(result))
 
 
@@ -250,19 +249,14 @@ def main(_) -> None:
             raise cli.ConfigError(f"--episodes: {workdir} got {got}; give them once, and resume with --workdir alone")
         if init is None and not plan.model_path and not (workdir / "init").exists():
             raise cli.ConfigError("--init: got nothing, want the run whose policy the reward model starts as")
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped, check_start
+        from launch import build, runs  # jax starts here, still before the workdir is made
 
         kept = (init or workdir) / "tokenizer"
         build.check_data(plan, demonstrations=False, kept=kept)
-        check_start(plan, workdir, init)
+        runs.check_start(plan, workdir, init)
         check_sources(plan, sources, kept)
-    with cli.open_workdir(str(workdir), config) as folder:
-        try:
-            run(plan, folder, init, sources)
-        except Stopped as early:
-            print(early, file=sys.stderr)
-            sys.exit(cli.EXIT_STOPPED)
+    with runs.exits_when_stopped(), cli.open_workdir(str(workdir), config) as folder:
+        run(plan, folder, init, sources)
 
 
 def define_flags() -> None:

@@ -19,7 +19,6 @@ Does not cover: several processes.
 import dataclasses
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -317,21 +316,16 @@ def main(_) -> None:
         plan = make_plan(config)
         init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
         cli.check_init(init, workdir)
-        from launch import build  # jax starts here, still before the workdir is made
-        from launch.runs import Stopped, check_start
+        from launch import build, runs  # jax starts here, still before the workdir is made
 
         check_label_free(plan, build.build_terms(plan))
         build.check_data(
             plan, demonstrations=False, kept=(init or Path(workdir)) / "tokenizer", trained=plan.ttrl.split
         )
         adapted_tasks(plan, build.build_world(plan))
-        check_start(plan, Path(workdir), init)
-    with cli.open_workdir(workdir, config) as folder:
-        try:
-            print(table(run(plan, folder, init)))
-        except Stopped as early:
-            print(early, file=sys.stderr)
-            sys.exit(cli.EXIT_STOPPED)
+        runs.check_start(plan, Path(workdir), init)
+    with runs.exits_when_stopped(), cli.open_workdir(workdir, config) as folder:
+        print(table(run(plan, folder, init)))
 
 
 def define_flags() -> None:

@@ -160,7 +160,7 @@ def train(
             keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
             record = {**rolled, **learned, **packed}
             success = None
-            if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+            if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
                 result = evaluate()
                 success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
                 record |= {f"eval/{name}": value for name, value in result.items()}

@@ -214,9 +214,8 @@ class Scored:
     logp: Float[Array, "B T"]  # nats
     entropy: Float[Array, "B T"]  # nats, of the distribution that the token was drawn from
     values: Float[Array, "B T"] | None = None  # of the state before the token; None: the policy has no value head
-    log_odds: Float[Array, "B T"] | None = (
-        None  # nats, of a yes where a yes/no head judges; None: there is no such head
-    )
+    # Nats, of a yes where a yes/no head judges; None: there is no such head.
+    log_odds: Float[Array, "B T"] | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -4,7 +4,19 @@ Run:    python -m launch.sweep --sweep=configs/sweeps/recipes.py --workdir=runs/
 Cost:   not measured alone yet; a warm start a seed, then 20 steps of 128 episodes an arm.
 """
 
-NAMES = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "dapo", "gspo", "gspo_token", "cispo", "ppo", "gigpo")
+NAMES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_pp",
+    "dapo",
+    "gspo",
+    "gspo_token",
+    "cispo",
+    "ppo",
+    "ppo_decoupled",
+    "gigpo",
+)
 
 
 def get_sweep():

@@ -879,8 +879,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_loop.py::test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score",
         "rl/loop.py",
-        "if evaluate and eval_every and (progress.step % eval_every == 0 or progress.step == steps):",
-        "if evaluate and eval_every:",
+        "if eval_every and (progress.step % eval_every == 0 or progress.step == steps):",
+        "if eval_every:",
     ),
     Mutant(
         "tests/rl/test_loop.py::test_refills_are_bounded",

@@ -1,6 +1,6 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|step|search|credit [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|decode|step|search|credit [--config=configs/quickstart.py] [--seconds=10]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
@@ -8,6 +8,7 @@ Run: python -m launch.bench model|train|engine|step|search|credit [--config=conf
     engine   a line each: sampled tokens/s of 16 conversations of 6 turns, beside what the machine allows, and what a
              late turn costs over the first; rows of 4,096 ids over those of 1,024; a decode step over a bare program;
              a group's prompt over a single one; lanes busy with slow worlds
+    decode   sampled tokens/s of 8 sessions of the model at the config's model.path
     step     one RL step after another, whole: sampled tokens/s of 128 completions, their update and new weights
     search   queries per second of one thread on the local index
     credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
@@ -196,6 +197,18 @@ def bench_engine(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
         yield {**workload, **_device()}
 
 
+def bench_decode(plan: Plan, seconds: float) -> dict[str, Any]:
+    """See launch/bench_engine.py."""
+    from launch import bench_engine, policy
+
+    with cli.validating():
+        if not plan.model_path:
+            raise cli.ConfigError("decode: got no model.path, want --config=configs/search_smollm2.py or the like")
+        _, model = policy.describe(plan)
+    found = bench_engine.pretrained(model, policy.load_weights(plan), plan.seed, seconds)
+    return {"model": plan.model_path, **found, **_device()}
+
+
 def bench_step(plan: Plan, seconds: float) -> dict[str, Any]:
     """See launch/bench_engine.py."""
     from launch import bench_engine
@@ -238,6 +251,7 @@ WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str,
     "model": bench_model,
     "train": bench_train,
     "engine": bench_engine,
+    "decode": bench_decode,
     "step": bench_step,
     "search": bench_search,
     "credit": bench_credit,

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 BEGIN, END = "<!-- results: generated from results/*.jsonl by launch.report -->", "<!-- end of results -->"
 SWEEP = "sweep_"  # files of launch.sweep
+AFTER_FORK = "success_after_fork"  # the fact of a world with forks: success where an episode met one
 WHENS = {"before": "warm start", "after": "+ GRPO", "sft_only": "warm start alone, same minutes"}
 
 
@@ -124,13 +125,20 @@ def sweep_table(lines: Sequence[dict]) -> str:
     """One row an arm of launch.sweep over its seeds, below the warm start that they share."""
     measures = list(lines[0]["after"])
     head = [f"{name}: sampled, mean ± sd (each)" if name else "sampled, mean ± sd (each)" for name in measures]
+    told = [  # the measures in which every arm and every start met forks
+        name
+        for name in measures
+        if all(line[when][name]["facts"].get(AFTER_FORK) is not None for line in lines for when in ("before", "after"))
+    ]
+    head += [f"{name}: after a fork".removeprefix(": ") for name in told]
     rows = ["| held-out success | " + " | ".join([*head, "greedy", "searches", "episodes", "minutes"]) + " |"]
-    rows.append("|---" * (len(measures) + 5) + "|")
+    rows.append("|---" * (len(head) + 5) + "|")
 
     def cells(stages: Sequence[dict]) -> list[str]:
         own = [[stage[name]["sampled"] for stage in stages] for name in measures]
         sampled = [f"{_spread(values)} ({', '.join(f'{value:.3f}' for value in values)})" for values in own]
         first = [stage[measures[0]] for stage in stages]
+        sampled += [_spread([stage[name]["facts"][AFTER_FORK] for stage in stages]) for name in told]
         return [*sampled, _spread([own["greedy"] for own in first]), _mean([own["searches"] for own in first])]
 
     starts = {line["seed"]: line["before"] for line in lines}

@@ -6,7 +6,8 @@
 | `episode/reward` | judged episodes | sum of scores |
 | `episode/turns`, `episode/tokens` | scored episodes | turns with a sampled token; sampled tokens |
 | `episode/{fact}` | scored episodes | every numeric fact that the world reports (searches, f1, malformed, ...) |
-| `episode/recovery_frac` | failed tool calls | calls that found something right after an empty result or an error |
+| `episode/recovery_frac` | failed tool calls | calls that found something right after one (nothing, an error, misled) |
+| `episode/success_after_fork` | episodes with such a call | success |
 | `calls/{tool}_frac` | calls of scored episodes | which tools are called, where the world says `calls` |
 | `episode/env_error_frac` | all episodes | the world's fault, not the policy's |
 | `status/{status}` | all episodes | how episodes end |
@@ -53,7 +54,7 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
     names = dict.fromkeys(name for _, numbers_ in described for name in numbers_)
     for name in names:
         add(f"episode/{name}", (d[name] for _, d in described if name in d))
-    failures = sum(d.get("empty_results", 0) + d.get("tool_errors", 0) for _, d in described)
+    failures = sum(d.get("forks", d.get("empty_results", 0) + d.get("tool_errors", 0)) for _, d in described)
     if "recovered" in names:
         out["episode/recovery_frac"] = Mean(sum(d.get("recovered", 0) for _, d in described), failures)
     calls = Counter()

@@ -82,6 +82,17 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
     assert "| *warm start* | 0.250 ± 0.000 (0.250, 0.250) | 0.500 ± 0.000 |  |  |  |" in text
     assert "| small | 0.550 ± 0.071 (0.500, 0.600) | 0.750 ± 0.000 | 1.50 | 12 | 1.5 |" in text
 
+    recovers = [  # a column more where every line says how the episodes with a fork ended
+        {
+            **line,
+            **{when: {"": line[when][""] | {"facts": {"success_after_fork": 0.25}}} for when in ("before", "after")},
+        }
+        for line in lines
+    ]
+    assert "(each) | after a fork | greedy" in report.sweep_table(recovers)
+    assert "| small | 0.550 ± 0.071 (0.500, 0.600) | 0.250 ± 0.000 | 0.750" in report.sweep_table(recovers)
+    assert "after a fork" not in report.sweep_table([*recovers[1:], lines[0]])
+
     kept = tmp_path / "runs" / "paid" / "seed1" / "result.json"
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"config": "other"}))
     with pytest.raises(ConfigError, match="result of another config"):

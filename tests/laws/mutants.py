@@ -1113,7 +1113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_search.py::test_tool_faults_are_observations_and_recovery_is_counted",
         "envs/search/world.py",
-        "episode.recovered += failed_before",
+        "episode.recovered += failed_before and not episode.failed_before",
         "pass",
     ),
     Mutant(
@@ -1834,6 +1834,44 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/reward_models.py",
         "if theirs.exists() and own.read_bytes() != theirs.read_bytes():",
         "if False:",
+    ),
+    # -- forks: what is measured is in no demonstration
+    Mutant(
+        "tests/launch/test_build.py::test_demonstrations_without_forks_have_none",
+        "launch/build.py",
+        "if any(facts[name] for name in without):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_a_misleading_title_stands_over_another_page_and_asking_again_recovers",
+        "envs/search/retrieve.py",
+        "self.misled = len(set(titles)) > 1",
+        "self.misled = True",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_tool_faults_are_observations_and_recovery_is_counted",
+        "envs/search/world.py",
+        '"success_after_fork": float(episode.exact_match) if forks else float("nan"),',
+        '"success_after_fork": float(episode.exact_match),',
+    ),
+    # -- observations that are trained: those tokens alone, by the policy of the batch
+    Mutant(
+        "tests/laws/test_world_tokens.py::test_on_adds_the_gradient_of_the_observations_alone",
+        "rl/rollout/batcher.py",
+        "return (row.turn >= 0) & ~row.action_mask",
+        "return ~row.action_mask",
+    ),
+    Mutant(
+        "tests/laws/test_world_tokens.py::test_on_adds_the_gradient_of_the_observations_alone",
+        "rl/learner.py",
+        'behavior_logp = jnp.where(batch.world_mask, own["logp"], batch.behavior_logp)',
+        "behavior_logp = batch.behavior_logp",
+    ),
+    Mutant(
+        "tests/laws/test_world_tokens.py::test_off_nothing_knows_of_it",
+        "rl/rollout/batcher.py",
+        "actions = sum(int(mask.sum()) for mask in trained)",
+        "actions = sum(int(row.action_mask.sum()) for row in rows)",
     ),
 )
 

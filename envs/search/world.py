@@ -77,9 +77,10 @@ class SearchEnv:
     empty_results, tool_errors (of which timeouts), misled, recovered, repeated (counts); calls (how often each tool was
     called); answer (str or None); well_formed (a bool for each turn: one think block, one action, white space alone
     around them); milestones ({name: the turn from 0 that reached it, or None}: a search "found" something, a "gold"
-    answer was shown, all the "evidence" was). A search that failed, found nothing or misled by its titles is a fork: `forks` counts them,
-    `recovered` the searches that found something right after one, and success_after_fork is success as 0 or 1 where the
-    episode met a fork, else NaN. The world ends only with an answer; the rollout worker enforces `spec.max_turns`.
+    answer was shown, all the "evidence" was). A search that failed, found nothing or misled by its titles is a fork:
+    `forks` counts them, `recovered` the searches that found something right after one, and success_after_fork is
+    success as 0 or 1 where the episode met a fork, else NaN. The world ends only with an answer; the rollout worker
+    enforces `spec.max_turns`.
 
     Args:
         retrievers: by split of the task.

@@ -761,7 +761,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
         "rl/rollout/batcher.py",
-        "reward = rewards[key] if row is trained[-1] else 0.0",
+        "reward = rewards[key] if row is rows[-1] else 0.0",
         "reward = rewards[key]",
     ),
     # -- asynchrony: the staleness bound
@@ -1045,8 +1045,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
         "rl/rollout/batcher.py",
-        "actions = sum(int(row.action_mask.sum()) for row in trained)",
-        "actions = int(trained[-1].action_mask.sum()) if trained else 0",
+        "actions = sum(int(mask.sum()) for mask in trained)",
+        "actions = int(trained[-1].sum()) if trained else 0",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
@@ -1089,8 +1089,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_retrieve.py::test_flakiness_is_addressed_by_seed_and_call",
         "envs/search/retrieve.py",
-        "fails, kind = np.random.default_rng([*self._seed, self.calls]).random(2)",
-        "fails, kind = np.random.default_rng().random(2)",
+        "fails, which = np.random.default_rng([*self._seed, self.calls]).random(2)",
+        "fails, which = np.random.default_rng().random(2)",
     ),
     Mutant(
         "tests/envs/test_search.py::test_malformed_turns_cost_the_turn_and_say_what_was_wrong",

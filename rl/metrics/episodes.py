@@ -11,8 +11,8 @@
 | `calls/{tool}_frac` | calls of scored episodes | which tools are called, where the world says `calls` |
 | `episode/env_error_frac` | all episodes | the world's fault, not the policy's |
 | `status/{status}` | all episodes | how episodes end |
-| `reward_by_status/{status}` | judged episodes | reward by how they end |
-| `family/{family}/{success,reward,turns,searches}` | as above | apart by kind of task |
+| `{name}_by_status/{status}` | episodes that ended so | reward, turns, tokens, searches, unsupported by how they end |
+| `family/{family}/{name}` | as above | success and these, apart by kind of task (of search: by hops) |
 
 Of each reward term (`term_means`):
 
@@ -35,7 +35,8 @@ from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.types import Mean, Status, Trajectory
 
-BY_FAMILY = ("success", "reward", "turns", "searches")
+BY_STATUS = ("reward", "turns", "tokens", "searches", "unsupported")
+BY_FAMILY = ("success", *BY_STATUS)
 
 
 def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str] | None = None) -> dict[str, Mean]:
@@ -65,7 +66,9 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
     for status in Status:
         add(f"status/{status.value}", (t.status is status for t in episodes))
         if status.scored and any(t.status is status for t in episodes):
-            add(f"reward_by_status/{status.value}", (d["reward"] for t, d in described if t.status is status))
+            for name in (n for n in BY_STATUS if n in names):
+                own = (d[name] for t, d in described if t.status is status and name in d)
+                add(f"{name}_by_status/{status.value}", own)
     if families is not None:
         for family in sorted({families[t.task_id] for t in episodes if t.task_id in families}):
             for name in (n for n in BY_FAMILY if n in names):

@@ -1849,10 +1849,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.misled = True",
     ),
     Mutant(
-        "tests/envs/test_search.py::test_tool_faults_are_observations_and_recovery_is_counted",
+        "tests/envs/test_search.py::test_every_fact_at_every_step",
         "envs/search/world.py",
         '"success_after_fork": float(episode.exact_match) if forks else float("nan"),',
         '"success_after_fork": float(episode.exact_match),',
+    ),
+    # -- sweeps: each step begins from the one before it
+    Mutant(
+        "tests/launch/test_sweep.py::test_the_steps_of_an_arm_begin_each_from_the_one_before",
+        "launch/sweep.py",
+        "for step, stage, folder, before in zip(steps, stages, folders, [warm, *folders], strict=False):",
+        "for step, stage, folder, before in zip(steps, stages, folders, [warm] * 9, strict=False):",
+    ),
+    Mutant(
+        "tests/launch/test_rft.py::test_demonstrations_go_on_from_another_run",
+        "launch/sft.py",
+        'elif init is not None or runs.saved(workdir / "init", hosts):',
+        "elif False:",
     ),
     # -- observations that are trained: those tokens alone, by the policy of the batch
     Mutant(

@@ -80,6 +80,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.demos = ml_collections.ConfigDict()
     c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
+    c.demos.without = ()  # facts: a demonstration in which one of them is not 0 is left out, and another one played
 
     c.sft = ml_collections.ConfigDict()  # b2 and clip_norm of the optimizer: as in rl
     c.sft.steps = 400
@@ -144,6 +145,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.scale = ""  # group advantage: "std" or "none"
     c.rl.drop_equal_groups = False  # DAPO's dynamic sampling
     c.rl.filter_overlong = False  # DAPO's: an episode cut by a token or turn limit is in its group, but adds no loss
+    # True: the tokens of observations, with the glue around them, are trained like those that the policy sampled; the
+    # prompt is not. The ablation of Search-R1 (2503.09516, loss masking for retrieved tokens), never of use itself.
+    c.rl.train_on_world = False
     c.rl.save_every = 25
 
     c.ttrl = ml_collections.ConfigDict()  # launch.ttrl: adaptation to tasks without their labels, by their majority

@@ -1,11 +1,15 @@
-"""Search through an engine that fails: a seeded share of calls answers with an error, a time-out or nothing.
+"""Search through an engine with forks: a seeded share of calls answers with an error, a time-out, nothing, or pages
+under each other's titles.
 
-A failure is an *observation* that the policy reads and must learn to live with, never an ENV_ERROR. Watch
-`episode/recovery_frac`: searches that found something right after one that did not, per failed call.
+A fork is an *observation* that the policy reads and must learn to live with, never an ENV_ERROR. No demonstration has
+one in it (`demos.without`), those that chance brings included. Watch `episode/success_after_fork`, the success of the
+episodes that met one, and `episode/recovery_frac`: searches that found something right after a fork, per fork.
 
 Run:    python -m launch.quickstart --config=configs/search_flaky.py:rate=0.2 --workdir=runs/search_flaky/seed0
+        (rate=0 is the same without forks: what configs/sweeps/thesis.py begins from.)
 Cost:   8 minutes on two CPU cores.
-Expect: held-out sampled success .19 → .64; of the calls that failed or found nothing .04 → .69 followed by a search
+Expect: not measured with misleading titles and demonstrations without forks; before, with the three other kinds:
+        held-out sampled success .19 → .64; of the calls that failed or found nothing .04 → .69 followed by a search
         that found something (1 seed, 256 tasks, commit 8645895). See LOG.md.
 """
 
@@ -18,4 +22,6 @@ def get_config(arg: str = ""):
     c = quickstart.get_config()
     c.name = "search_flaky"
     c.world.options.flaky_rate = given.rate
+    c.world.options.flaky_kinds = ["error", "timeout", "empty", "misleading"]
+    c.demos.without = ("forks",)
     return c

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -39,6 +40,7 @@ from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import run_episode, transcribe
 from rl.types import Trajectory, TrajectoryBatch
 
+MOST_PLAYED = 10  # demonstrations for each that is kept
 EVAL_TICKETS = 2**30  # evaluation draws under tickets that training never reaches
 
 
@@ -119,6 +121,7 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
             "by": world.demonstrated_by,
             "n": plan.n_demos,
             "seed": plan.seed,
+            **({"without": plan.demos_without} if plan.demos_without else {}),
         }
     )
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
@@ -126,7 +129,10 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     name = f"{plan.world}_demonstrations_{digest}"
     if not dataset.is_built(folder, name):
         dataset.build_demonstrations(
-            {"train": _demonstrate(world, plan.n_demos, plan.seed)}, folder, name=name, options=made_by
+            {"train": _demonstrate(world, plan.n_demos, plan.seed, plan.demos_without)},
+            folder,
+            name=name,
+            options=made_by,
         )
     return dataset.read_demonstrations(folder, "train", name=name, options=made_by)
 
@@ -136,16 +142,25 @@ def _as_json(tree: Any) -> Any:
     return json.loads(json.dumps(tree, default=dict))
 
 
-def _demonstrate(world: World, n: int, seed: int) -> list[dataset.Demonstration]:
+def _demonstrate(world: World, n: int, seed: int, without: Sequence[str] = ()) -> list[dataset.Demonstration]:
+    """Errors (ValueError): the world reports no such fact, or hardly any episode is without it."""
     tasks = world.tasks("train")
     order = permutation(len(tasks), seed, 0)
     env, demos = world.make_env(), []
     try:
-        for i in range(n):
+        for i in itertools.count():
+            if len(demos) == n:
+                break
+            if i >= MOST_PLAYED * n:
+                raise ValueError(f"demos.without={without}: {len(demos)} of {i} demonstrations are so, want {n}")
             task = tasks[int(order[i % len(tasks)])]
             if env.reset(task).text:
                 raise ValueError(f"world {world.name!r}: reset shows a text, which demonstrations do not keep yet")
             turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))
+            if absent := sorted(set(without) - facts.keys()):
+                raise ValueError(f"demos.without: got {absent}, want of {sorted(facts)}, what the world reports")
+            if any(facts[name] for name in without):
+                continue
             demos.append(dataset.Demonstration(f"demo-{i}", task, tuple(turns), bool(facts["success"]), facts))
     finally:
         env.close()
@@ -267,6 +282,7 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         micro_rows=plan.batch.micro_rows,
         temperature=rl.temperature,
         fill_proximal=recipe.wants_proximal(plan),
+        fill_world=rl.train_on_world,
         ref_is_base=plan.lora is not None and rl.kl_coef > 0,
         keep_ref=rl.ref_every > 0,
         heads=recipe.heads(plan),
@@ -346,6 +362,7 @@ def build_packer(
         max_staleness=None if world is None else plan.rl.max_staleness,
         shares=not is_one_row(codec),
         chains=recipe.build_critic(plan) is not None,
+        world=plan.rl.train_on_world,
     )
 
 

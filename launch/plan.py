@@ -113,6 +113,7 @@ class RlPlan:
     scale: str
     drop_equal_groups: bool
     filter_overlong: bool
+    train_on_world: bool
     save_every: int
 
 
@@ -189,6 +190,7 @@ class Plan:
     engine: EnginePlan
     rollout: RolloutPlan
     n_demos: int
+    demos_without: tuple[str, ...]  # facts that are 0 in every demonstration
     sft: SftPlan
     rft: RftPlan
     rm: RmPlan
@@ -225,6 +227,7 @@ def make_plan(config) -> Plan:
         engine=read.into(EnginePlan, "engine", contexts=_contexts(read)),
         rollout=read.into(RolloutPlan, "rollout"),
         n_demos=read.typed("demos.n", int),
+        demos_without=_names(read, "demos.without"),
         sft=read.into(SftPlan, "sft"),
         rft=read.into(RftPlan, "rft"),
         rm=read.into(RmPlan, "rm"),
@@ -279,14 +282,19 @@ def _model(read: ReadTracker) -> dict[str, Any]:
 
 def _lora(read: ReadTracker) -> Lora | None:
     """None where the rank is 0, whatever the other two are."""
-    rank, alpha, targets = read.typed("lora.rank", int), read.typed("lora.alpha", float), read["lora.targets"]
-    refuse(
-        not isinstance(targets, tuple | list) or not all(type(name) is str for name in targets),
-        f"lora.targets: got {targets!r}, wanted a tuple of names",
-    )
+    rank, alpha, targets = read.typed("lora.rank", int), read.typed("lora.alpha", float), _names(read, "lora.targets")
     refuse(rank < 0, f"lora.rank: got {rank}, wanted at least 0 (0: everything is trained)")
     with validating():
-        return Lora(rank, alpha, tuple(targets)) if rank else None
+        return Lora(rank, alpha, targets) if rank else None
+
+
+def _names(read: ReadTracker, key: str) -> tuple[str, ...]:
+    names = read[key]
+    refuse(
+        not isinstance(names, tuple | list) or not all(type(name) is str for name in names),
+        f"{key}: got {names!r}, wanted a tuple of names",
+    )
+    return tuple(names)
 
 
 def _contexts(read: ReadTracker) -> tuple[int, ...]:

@@ -185,6 +185,16 @@ def _check_rl(plan: "Plan") -> None:
         "rollout.constrain_tools=True: under a constraint log-probabilities are of the allowed ids alone, and the "
         "learner's are of all; set eval.constrain_tools instead",
     )
+    refuse(
+        rl.train_on_world and rl.max_staleness != 0,
+        f"rl.train_on_world with rl.max_staleness={rl.max_staleness}: nobody sampled an observation, so its ratio "
+        "is to the policy of its batch; set either to 0",
+    )
+    refuse(
+        rl.train_on_world and (plan.credit.name in ON_DEVICE or rl.kl_in == "reward"),
+        f"rl.train_on_world with credit.name={plan.credit.name!r} and rl.kl_in={rl.kl_in!r}: what is computed on the "
+        f"device goes from one sampled token to the next; wanted credit of {', '.join(ON_HOST)} and rl.kl_in='loss'",
+    )
     refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
     refuse(

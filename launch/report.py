@@ -20,6 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 BEGIN, END = "<!-- results: generated from results/*.jsonl by launch.report -->", "<!-- end of results -->"
 SWEEP = "sweep_"  # files of launch.sweep
+COLUMNS = {  # facts that have one in a sweep's table, where every line has them
+    "success_after_fork": "after a fork",  # success of the episodes that met one
+    "majority": "majority of all samples",  # launch.ttrl: success of the answer by voting
+}
 WHENS = {"before": "warm start", "after": "+ GRPO", "sft_only": "warm start alone, same minutes"}
 
 
@@ -124,13 +128,22 @@ def sweep_table(lines: Sequence[dict]) -> str:
     """One row an arm of launch.sweep over its seeds, below the warm start that they share."""
     measures = list(lines[0]["after"])
     head = [f"{name}: sampled, mean ± sd (each)" if name else "sampled, mean ± sd (each)" for name in measures]
+    stages = [line[when] for line in lines for when in ("before", "after")]
+    told = [
+        (name, fact)
+        for fact in COLUMNS
+        for name in measures
+        if all(stage[name]["facts"].get(fact) is not None for stage in stages)
+    ]
+    head += [f"{name}: {COLUMNS[fact]}".removeprefix(": ") for name, fact in told]
     rows = ["| held-out success | " + " | ".join([*head, "greedy", "searches", "episodes", "minutes"]) + " |"]
-    rows.append("|---" * (len(measures) + 5) + "|")
+    rows.append("|---" * (len(head) + 5) + "|")
 
     def cells(stages: Sequence[dict]) -> list[str]:
         own = [[stage[name]["sampled"] for stage in stages] for name in measures]
         sampled = [f"{_spread(values)} ({', '.join(f'{value:.3f}' for value in values)})" for values in own]
         first = [stage[measures[0]] for stage in stages]
+        sampled += [_spread([stage[name]["facts"][fact] for stage in stages]) for name, fact in told]
         return [*sampled, _spread([own["greedy"] for own in first]), _mean([own["searches"] for own in first])]
 
     starts = {line["seed"]: line["before"] for line in lines}

@@ -1,6 +1,7 @@
 """Warm start: `python -m launch.sft --config=configs/quickstart.py --workdir=D`; `--workdir=D` alone resumes.
 
 Trains on the world's scripted, imperfect demonstrations and leaves D/ckpt and D/tokenizer for `launch.train --init=D`.
+`--init=RUN` goes on from another run's policy, with its tokenizer.
 """
 
 import contextlib
@@ -19,9 +20,9 @@ if TYPE_CHECKING:  # importing it starts jax, which flags precede
     from rl.hosts import Hosts
 
 
-def run(plan: Plan, workdir: cli.Workdir, *, hosts: "Hosts | None" = None) -> None:
-    """The whole stage, in this process or with the other `hosts`; everything it leaves is in `workdir`. Raises
-    runs.Stopped on a signal.
+def run(plan: Plan, workdir: cli.Workdir, init: Path | None = None, *, hosts: "Hosts | None" = None) -> None:
+    """The whole stage, from nothing or from the run in `init`, in this process or with the other `hosts`; everything it
+    leaves is in `workdir`. Raises runs.Stopped on a signal.
     """
     import jax
 
@@ -35,13 +36,17 @@ def run(plan: Plan, workdir: cli.Workdir, *, hosts: "Hosts | None" = None) -> No
     with cli.validating(), hosts.telling():  # data and checkpoints too: whether they are there, and whole
         world = build.build_world(plan)
         demonstrations = hosts.first(partial(build.build_demonstrations, plan, world))
-        codec = hosts.first(partial(policy.build_codec, plan, world, workdir / "tokenizer"))
+        codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
         build.use_compilation_cache()
         learner = build.build_sft_learner(plan, model)
         rows = build.pack_demonstrations(plan, codec, demonstrations, world)
         start = jax.random.fold_in(jax.random.key(plan.seed), 0)
-        if not runs.saved(workdir / "ckpt", hosts):
+        if runs.saved(workdir / "ckpt", hosts):
+            pass  # it goes on
+        elif init is not None or runs.saved(workdir / "init", hosts):
+            start = runs.starting_params(plan, model, workdir, init, learner, start, hosts)
+        else:
             start = learner.init_params(policy.fresh_start(plan, model, start))  # the state takes its buffers
         state, progress = runs.start_or_resume(workdir, learner, start, donate=True, hosts=hosts)
         del start
@@ -85,21 +90,25 @@ def main(_) -> None:
         workdir = cli.want_workdir(flags.FLAGS.workdir)
         config = cli.resolve(flags.FLAGS.config, workdir)
         plan = make_plan(config)
+        init = Path(flags.FLAGS.init) if flags.FLAGS.init else None
+        cli.check_init(init, workdir)
         processes = cli.processes()
 
     stopped = None
     with distributed.joined(*processes) as hosts:
         with cli.validating(), hosts.telling():
             from launch import build  # jax starts here, still before the workdir is made
-            from launch.runs import Stopped
+            from launch.runs import Stopped, check_start
 
             check_processes(plan, hosts.count)
-            distributed.check_same(hosts, config)
-            hosts.first(partial(build.check_data, plan, demonstrations=True, kept=Path(workdir) / "tokenizer"))
+            distributed.check_same(hosts, config, init=init)
+            kept = (init or Path(workdir)) / "tokenizer"
+            hosts.first(partial(build.check_data, plan, demonstrations=True, kept=kept))
+            check_start(plan, Path(workdir), init)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:
-                run(plan, folder, hosts=hosts)
+                run(plan, folder, init, hosts=hosts)
             except Stopped as early:
                 stopped = early
     if stopped is not None:
@@ -112,6 +121,7 @@ def define_flags() -> None:
     cli.define_config()
     cli.define_workdir()
     cli.define_processes()
+    flags.DEFINE_string("init", None, "Folder of the run whose weights and tokenizer to start from (default: none)")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def make_learner(
     temperature: float = 1.0,
     chunk: int = 256,
     fill_proximal: bool = False,
+    fill_world: bool = False,
     adapters: lora.Lora | None = None,
     ref_is_base: bool = False,
     keep_ref: bool = False,
@@ -93,7 +94,8 @@ def make_learner(
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
     `temperature` is the one that training samples at; `chunk` as in `token_logp`; `fill_proximal` lets `prepare`
-    compute `proximal_logp`, for decoupled losses. With `adapters` they alone are trained, and `ref_is_base` makes the
+    compute `proximal_logp`, for decoupled losses, and `fill_world` the `behavior_logp` of observations that are trained
+    (`pack(world=True)`). With `adapters` they alone are trained, and `ref_is_base` makes the
     base, adapters off, the reference: it is in the state already, and a `ref` of one's own would be a second copy.
     With `keep_ref` the state holds a reference, at first the policy itself, and `prepare` wants no other.
     `heads` names those on the trunk (models/heads.py) that the parameters have; they are trained beside adapters too.
@@ -121,7 +123,7 @@ def make_learner(
     join = partial(_join, shards=shards)
     score = partial(_score, config=config, temperature=temperature, chunk=chunk, sharding=heads_sharding(mesh))
 
-    fills = {"fill_proximal": fill_proximal, "ref_is_base": ref_is_base}
+    fills = {"fill_proximal": fill_proximal, "fill_world": fill_world, "ref_is_base": ref_is_base}
     fills_any = critic or keep_ref or any(fills.values())
     filled = jax.jit(
         partial(prepare, score=score, split=split, join=join, critic=critic, kl=kl, **fills),
@@ -184,6 +186,7 @@ def prepare(
     split: Callable,
     join: Callable,
     fill_proximal: bool,
+    fill_world: bool = False,
     ref_is_base: bool = False,
     critic: Estimator | None = None,
     kl: Penalty | None = None,
@@ -191,8 +194,12 @@ def prepare(
     """Fill `ref_logp` under `ref` if given, or under the reference that the state keeps, `proximal_logp` under the
     state's own parameters if asked, and what the critic says, of rewards less the KL penalty if it is theirs. Pure.
 
-    `ref_is_base`: `ref_logp` is that of the state's own parameters without their adapters.
+    `ref_is_base`: `ref_logp` is that of the state's own parameters without their adapters. `fill_world`: nobody sampled
+    the tokens under `world_mask`, so their `behavior_logp` is that of the state's own parameters too, and their ratio
+    is 1 until these move.
     """
+    if fill_world and batch.world_mask is None:
+        raise ValueError("fill_world: got no world_mask, want that of pack(..., world=True)")
     if ref is not None and (ref_is_base or state.ref is not None):
         raise ValueError("prepare: got a reference, want None; this learner's is in its state")
     if ref is None:
@@ -210,10 +217,13 @@ def prepare(
     if ref is not None:
         batch = dataclasses.replace(batch, ref_logp=fill(ref, "logp")["logp"])
     has_values = critic is not None and "value_head" in state.params
-    names = ["logp"] * fill_proximal + ["values"] * has_values
+    names = ["logp"] * (fill_proximal or fill_world) + ["values"] * has_values
     own = fill(state.params, *names) if names else {}  # one forward pass for both
     if fill_proximal:
         batch = dataclasses.replace(batch, proximal_logp=own["logp"])
+    if fill_world:
+        behavior_logp = jnp.where(batch.world_mask, own["logp"], batch.behavior_logp)
+        batch = dataclasses.replace(batch, behavior_logp=behavior_logp)
     if critic is None:
         return batch
     coef = kl.coef if kl and state.kl_coef is None else state.kl_coef

@@ -203,6 +203,9 @@ class TrajectoryBatch:
     # episode's number, another for each one of the batch (group · MEMBERS + member), and Row.turn.
     episode: Int[Array, "B T"] | None = None
     turn: Int[Array, "B T"] | None = None
+    # Tokens of observations that are trained as if they were sampled: a part of `action_mask`. `learner.prepare` gives
+    # them their behavior_logp. None: they are not trained.
+    world_mask: Bool[Array, "B T"] | None = None
     images: Any | None = None  # ImageBatch, once a policy sees
 
 

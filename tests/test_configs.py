@@ -66,12 +66,15 @@ def test_every_arm_of_a_sweep_makes_a_plan_and_starts_from_its_warm_start(path):
     loaded = sweep.load_sweep(path)
     warm = make_plan(sweep.load_config(loaded["warm"], {}, 0))
     plans = {arm: make_plan(sweep.arm_config(loaded, arm, 0)) for arm in loaded["arms"]}
+    steps = [step for own in loaded["arms"].values() for step in sweep.steps_of(own)]
     measures = [make_plan(sweep.load_config(file, {}, 0)) for file in loaded["measure"].values()]
-    for plan in [*plans.values(), *measures]:
-        same = ("model", "model_path", "tokenizer_path", "vocab_size", "world")
+    of_texts = () if "texts" in loaded else ("tokenizer_path", "vocab_size", "world")
+    for plan in [*(make_plan(sweep.step_config(loaded, step, 0)) for step in steps), *measures]:
+        same = ("model", "model_path", *of_texts)
         assert [getattr(plan, name) for name in same] == [getattr(warm, name) for name in same]
-    stages = {arm: own.get("stage") for arm, own in loaded["arms"].items()}
-    assert len({(stages[arm], repr(dataclasses.replace(plans[arm], name=""))) for arm in plans}) == len(plans)
+    assert {plan.world for plan in plans.values()} == {plan.world for plan in measures}
+    stages = {arm: [step.get("stage") for step in sweep.steps_of(own)] for arm, own in loaded["arms"].items()}
+    assert len({(repr(stages[arm]), repr(dataclasses.replace(plans[arm], name=""))) for arm in plans}) == len(plans)
     assert not any("," in arm for arm in plans), "--arms is a list"
 
 

@@ -9,7 +9,8 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -116,31 +117,49 @@ def _from_document(document: dict) -> Passage:
     return Passage(passage_id=name, title=title, pages=(text.strip(),), entity=title, source="http", split="test")
 
 
-def check_rate(rate: float) -> None:
-    """Raises ValueError unless `rate` is a share."""
+FAULTS = ("error", "timeout", "empty", "misleading")
+
+
+def check_faults(rate: float, kinds: Sequence[str]) -> None:
+    """Raises ValueError unless `rate` is a share and `kinds` are some of FAULTS."""
     if not 0 <= rate <= 1:
         raise ValueError(f"flaky rate: got {rate}, want a share in [0, 1]")
+    if not kinds or not set(kinds) <= set(FAULTS):
+        raise ValueError(f"flaky kinds: got {list(kinds)}, want some of {', '.join(FAULTS)}")
 
 
 class FlakyRetriever:
-    """A seeded share `rate` of the calls fails: an error, a time-out or nothing found, each as likely.
+    """A seeded share `rate` of the calls fails: each of `kinds`, which are some of FAULTS, as likely.
 
+    A "misleading" call moves the titles of what it found on by one: what stands under the title that was asked for is
+    another page. Of a single passage it moves none, and nothing has failed.
     Call number n fails or not by (seed, n) alone, never by time; one object belongs to one episode. `calls` can be set,
-    to go on from a snapshot.
+    to go on from a snapshot. `misled`: the last call moved titles.
     """
 
-    def __init__(self, inner: Retriever, rate: float, seed: int | Iterable[int]) -> None:
-        check_rate(rate)
+    def __init__(
+        self, inner: Retriever, rate: float, seed: int | Iterable[int], kinds: Sequence[str] = FAULTS[:3]
+    ) -> None:
+        check_faults(rate, kinds)
         self._inner = inner
         self._rate = rate
+        self._kinds = tuple(kinds)
+        self.misled = False
         self._seed = [abs(int(s)) for s in (seed if isinstance(seed, Iterable) else (seed,))]
         self.calls = 0
 
     def search(self, query: str, k: int = 3) -> list[Passage]:
-        fails, kind = np.random.default_rng([*self._seed, self.calls]).random(2)
+        fails, which = np.random.default_rng([*self._seed, self.calls]).random(2)
         self.calls += 1
+        self.misled = False
         if fails >= self._rate:
             return self._inner.search(query, k)
-        if kind < 2 / 3:
-            raise ToolError("error" if kind < 1 / 3 else "timeout")
-        return []
+        kind = self._kinds[int(which * len(self._kinds))]
+        if kind in ("error", "timeout"):
+            raise ToolError(kind)
+        if kind == "empty":
+            return []
+        found = self._inner.search(query, k)
+        titles = [passage.title for passage in found]
+        self.misled = len(set(titles)) > 1
+        return [replace(passage, title=title) for passage, title in zip(found, titles[1:] + titles[:1], strict=True)]

@@ -17,7 +17,15 @@ from envs.search import questions, rename, scripted
 from envs.search.actions import PROTOCOLS, Malformed, as_calls, document_number
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex, build_index, fingerprint
-from envs.search.retrieve import FlakyRetriever, HttpRetriever, Retriever, TantivyRetriever, ToolError, check_rate
+from envs.search.retrieve import (
+    FAULTS,
+    FlakyRetriever,
+    HttpRetriever,
+    Retriever,
+    TantivyRetriever,
+    ToolError,
+    check_faults,
+)
 from envs.search.scripted import read_fields
 from envs.search.splits import SPLITS, visible
 
@@ -39,7 +47,7 @@ class _Episode:
     well_formed: list[bool] = dataclasses.field(default_factory=list)  # of each turn
     milestones: dict[str, int | None] = dataclasses.field(default_factory=lambda: dict.fromkeys(_MILESTONES))
     calls: int = 0  # of the retriever: they address its flakiness
-    failed_before: bool = False  # the last search gave nothing or an error
+    failed_before: bool = False  # the last search met a fork
     done: bool = False
     gold_retrieved: bool = False
     exact_match: bool = False
@@ -50,11 +58,15 @@ class _Episode:
     malformed: int = 0
     empty_results: int = 0
     tool_errors: int = 0
+    timeouts: int = 0
+    misled: int = 0
     recovered: int = 0
     repeated: int = 0
 
 
-_COUNTED = ("searches", "opens", "malformed", "empty_results", "tool_errors", "recovered", "repeated")
+_COUNTED = (
+    *("searches", "opens", "malformed", "empty_results", "tool_errors", "timeouts", "misled", "recovered", "repeated"),
+)
 
 
 class SearchEnv:
@@ -62,11 +74,13 @@ class SearchEnv:
 
     Facts, at every step: success, exact_match, gold_retrieved (bool); f1, evidence_frac in [0, 1] (NaN: the task names
     no evidence), unsupported (1: the answer is in nothing that was shown; NaN without one); searches, opens, malformed,
-    empty_results, tool_errors, recovered, repeated (counts); calls (how often each tool was called); answer (str or
-    None); well_formed (a bool for each turn: one think block, one action, white space alone around them); milestones
-    ({name: the turn from 0 that reached it, or None}: a search "found" something, a "gold" answer was shown, all the
-    "evidence" was). `recovered` counts searches that found something right after one that failed or found nothing. The
-    world ends only with an answer; the rollout worker enforces `spec.max_turns`.
+    empty_results, tool_errors (of which timeouts), misled, recovered, repeated (counts); calls (how often each tool was
+    called); answer (str or None); well_formed (a bool for each turn: one think block, one action, white space alone
+    around them); milestones ({name: the turn from 0 that reached it, or None}: a search "found" something, a "gold"
+    answer was shown, all the "evidence" was). A search that failed, found nothing or misled by its titles is a fork:
+    `forks` counts them, `recovered` the searches that found something right after one, and success_after_fork is
+    success as 0 or 1 where the episode met a fork, else NaN. The world ends only with an answer; the rollout worker
+    enforces `spec.max_turns`.
 
     Args:
         retrievers: by split of the task.
@@ -74,7 +88,8 @@ class SearchEnv:
         max_words: of passage text in one observation; each passage has an equal share, a longer page is shown in parts.
         names: what invented names are made of, for tasks that are asked under them.
         protocol: how a policy acts: "tags" (<search> ... </search>), or "json" (tool calls, see envs/tool_calls.py).
-        flaky_rate, flaky_seed: see FlakyRetriever; faults are addressed by (flaky_seed, task.seed, call number).
+        flaky_rate, flaky_seed, flaky_kinds: see FlakyRetriever; faults are addressed by (flaky_seed, task.seed, number
+            of the call).
     """
 
     def __init__(
@@ -86,6 +101,7 @@ class SearchEnv:
         max_words: int = 120,
         flaky_rate: float = 0.0,
         flaky_seed: int = 0,
+        flaky_kinds: Sequence[str] = FAULTS[:3],
         names: rename.Names | None = None,
         protocol: str = "tags",
     ) -> None:
@@ -101,7 +117,7 @@ class SearchEnv:
         self._k = k
         self._page_words = max_words // k
         self._names = names
-        self._flaky = (flaky_rate, flaky_seed)
+        self._flaky = (flaky_rate, flaky_seed, flaky_kinds)
         self._episode: _Episode | None = None
         self._retriever: Retriever | None = None
 
@@ -116,9 +132,9 @@ class SearchEnv:
         if split not in self._retrievers:
             raise ValueError(f"task split: got {split!r}, want one of {sorted(self._retrievers)}")
         self._episode, self._retriever = episode, self._retrievers[split]
-        rate, flaky_seed = self._flaky
+        rate, flaky_seed, kinds = self._flaky
         if rate:
-            self._retriever = FlakyRetriever(self._retriever, rate, (flaky_seed, seed))
+            self._retriever = FlakyRetriever(self._retriever, rate, (flaky_seed, seed), kinds)
             self._retriever.calls = episode.calls
 
     def step(self, action: str) -> Step:
@@ -153,12 +169,14 @@ class SearchEnv:
             found = self._retriever.search(self._real(query), self._k)
         except ToolError as err:
             episode.tool_errors += 1
+            episode.timeouts += err.kind == "timeout"
             return _FAILED[err.kind]
         if not found:
             episode.empty_results += 1
             return "No results. Try other words."
-        episode.failed_before = False
-        episode.recovered += failed_before
+        episode.failed_before = isinstance(self._retriever, FlakyRetriever) and self._retriever.misled
+        episode.misled += episode.failed_before
+        episode.recovered += failed_before and not episode.failed_before
         first = len(episode.docs)
         episode.docs += [self._document(passage) for passage in found]
         return "\n".join(self._show(j, 0) for j in range(first, len(episode.docs)))
@@ -211,6 +229,7 @@ class SearchEnv:
         episode = self._running()
         chain = episode.task["data"].get("chain", ())
         whole = 0 < len(chain) == len(episode.evidence)
+        forks = episode.empty_results + episode.tool_errors + episode.misled
         for name, reached in zip(_MILESTONES, (episode.docs, episode.gold_retrieved, whole), strict=True):
             if reached and episode.milestones[name] is None:
                 episode.milestones[name] = len(episode.well_formed) - 1
@@ -225,6 +244,8 @@ class SearchEnv:
             "calls": self._calls(),
             "well_formed": list(episode.well_formed),
             "milestones": dict(episode.milestones),
+            "forks": forks,
+            "success_after_fork": float(episode.exact_match) if forks else float("nan"),
             **{name: getattr(episode, name) for name in _COUNTED},
         }
         return Step(Observation(text), episode.done, facts)
@@ -291,6 +312,7 @@ def make_world(
     url: str | None = None,
     flaky_rate: float = 0.0,
     flaky_seed: int = 0,
+    flaky_kinds: Sequence[str] = FAULTS[:3],
     instruction: str = "",
     sizes: Mapping[str, int | None] = SIZES,
     mix: Mapping[str, float] = questions.MIX,
@@ -324,7 +346,7 @@ def make_world(
             return opened["retrievers"]
 
     def make_env() -> SearchEnv:
-        flaky = {"flaky_rate": flaky_rate, "flaky_seed": flaky_seed}
+        flaky = {"flaky_rate": flaky_rate, "flaky_seed": flaky_seed, "flaky_kinds": flaky_kinds}
         names = _names() if renamed_frac else None
         return SearchEnv(
             retrievers(), k=k, max_turns=max_turns, max_words=max_words, names=names, protocol=protocol, **flaky
@@ -348,7 +370,7 @@ def make_world(
     SearchEnv(
         {}, k=k, max_turns=max_turns, max_words=max_words, protocol=protocol
     )  # bad options end here, not in a worker thread
-    check_rate(flaky_rate)
+    check_faults(flaky_rate, flaky_kinds)
     if url:
         HttpRetriever(url)
     demonstrate = functools.partial(scripted.demonstrator, **demonstrations)

@@ -53,7 +53,8 @@ def policy_gradient(
     must hold `proximal_logp`; `weigh` says what becomes of a w over the cap: rejected (`decoupled_weight`) or cut to it
     (`truncated_weight`).
 
-    Metrics, on action tokens: `policy/entropy` nats; `policy/kl` = KL(behavior ‖ π) by k3; `policy/ref_kl` = KL(π ‖
+    Metrics, on action tokens (and, where the batch has a `world_mask`, on the observations under it, of ratio 1 at the
+    first update): `policy/entropy` nats; `policy/kl` = KL(behavior ‖ π) by k3; `policy/ref_kl` = KL(π ‖
     ref) by k3, if the batch has a reference; `policy/clip_frac`; `policy/ratio_max` of π/π_behavior;
     `policy/engine_gap_max` = max |log π - engine's log π| where staleness is 0, a measure of faults at a batch's first
     update only (later the policy has moved); `policy/staleness` in versions, `policy/staleness_max`;

@@ -6,12 +6,13 @@
 | `episode/reward` | judged episodes | sum of scores |
 | `episode/turns`, `episode/tokens` | scored episodes | turns with a sampled token; sampled tokens |
 | `episode/{fact}` | scored episodes | every numeric fact that the world reports (searches, f1, malformed, ...) |
-| `episode/recovery_frac` | failed tool calls | calls that found something right after an empty result or an error |
+| `episode/recovery_frac` | failed tool calls | calls that found something right after one (nothing, an error, misled) |
+| `episode/success_after_fork` | episodes with such a call | success |
 | `calls/{tool}_frac` | calls of scored episodes | which tools are called, where the world says `calls` |
 | `episode/env_error_frac` | all episodes | the world's fault, not the policy's |
 | `status/{status}` | all episodes | how episodes end |
-| `reward_by_status/{status}` | judged episodes | reward by how they end |
-| `family/{family}/{success,reward,turns,searches}` | as above | apart by kind of task |
+| `{name}_by_status/{status}` | episodes that ended so | reward, turns, tokens, searches, unsupported by how they end |
+| `family/{family}/{name}` | as above | success and these, apart by kind of task (of search: by hops) |
 
 Of each reward term (`term_means`):
 
@@ -34,7 +35,8 @@ from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.types import Mean, Status, Trajectory
 
-BY_FAMILY = ("success", "reward", "turns", "searches")
+BY_STATUS = ("reward", "turns", "tokens", "searches", "unsupported")
+BY_FAMILY = ("success", *BY_STATUS)
 
 
 def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str] | None = None) -> dict[str, Mean]:
@@ -53,7 +55,7 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
     names = dict.fromkeys(name for _, numbers_ in described for name in numbers_)
     for name in names:
         add(f"episode/{name}", (d[name] for _, d in described if name in d))
-    failures = sum(d.get("empty_results", 0) + d.get("tool_errors", 0) for _, d in described)
+    failures = sum(d.get("forks", d.get("empty_results", 0) + d.get("tool_errors", 0)) for _, d in described)
     if "recovered" in names:
         out["episode/recovery_frac"] = Mean(sum(d.get("recovered", 0) for _, d in described), failures)
     calls = Counter()
@@ -64,7 +66,9 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
     for status in Status:
         add(f"status/{status.value}", (t.status is status for t in episodes))
         if status.scored and any(t.status is status for t in episodes):
-            add(f"reward_by_status/{status.value}", (d["reward"] for t, d in described if t.status is status))
+            for name in (n for n in BY_STATUS if n in names):
+                own = (d[name] for t, d in described if t.status is status and name in d)
+                add(f"{name}_by_status/{status.value}", own)
     if families is not None:
         for family in sorted({families[t.task_id] for t in episodes if t.task_id in families}):
             for name in (n for n in BY_FAMILY if n in names):

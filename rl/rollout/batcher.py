@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from rl.types import MEMBERS, Row, Trajectory, TrajectoryBatch
 
@@ -18,9 +18,10 @@ class _Item:
     """One row to place. Only an episode's last row carries its reward."""
 
     row: Row
+    trained: Bool[np.ndarray, " t"]
     advantage: float | Float[np.ndarray, " t"]
     reward: float
-    actions: int  # of the whole episode
+    actions: int  # trained tokens of the whole episode
     episode: int
 
 
@@ -37,6 +38,7 @@ def pack(
     max_staleness: int | None = None,
     shares: bool = False,
     chains: bool = False,
+    world: bool = False,
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
     Each row of an episode is a segment of its own, anywhere in the batch.
@@ -46,8 +48,10 @@ def pack(
     last one its reward; staleness = version - the version that sampled the token. Episodes that are not scored, and
     rows without an action token, add no loss and are left out. `episode_share` is filled if an episode has several
     rows, or if `shares`: where that can happen, ask for it, so that every batch has one structure and is compiled for
-    once. `chains` fills `episode` and `turn`, which a critic on the device needs (rl/critic.py). Stats: rows (used,
-    rounded up), micro_batches, episodes, tokens, action_tokens, pad_frac (of the places in used rows).
+    once. `chains` fills `episode` and `turn`, which a critic on the device needs (rl/critic.py). With `world` the
+    tokens of observations are trained like the policy's own: they are in `action_mask`, with the advantage of the turn
+    that they answer, and `world_mask` says which they are. Stats: rows (used, rounded up), micro_batches, episodes,
+    tokens, action_tokens (all that are trained), pad_frac (of the places in used rows).
 
     Raises ValueError for a row longer than `length`, for more rows than `rows`, for a scored episode without an
     advantage or reward, or with another number of turns than advantages, and for two episodes of one (ticket, member).
@@ -56,7 +60,7 @@ def pack(
     """
     if micro_rows < 1 or rows % micro_rows:
         raise ValueError(f"pack: got {rows=} and {micro_rows=}, want rows to be a multiple of micro_rows")
-    items, episodes = _items(trajectories, advantages, rewards)
+    items, episodes = _items(trajectories, advantages, rewards, world)
     lengths = np.array([len(item.row.tokens) for item in items], np.int64)
     if len(items) and lengths.max() > length:
         raise ValueError(
@@ -72,7 +76,7 @@ def pack(
             "groups in a batch"
         )
     shares = shares or len(items) > episodes
-    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id, shares, chains)
+    batch = _fill(items, lengths, row_of * length + start_of, (rows, length), version, pad_id, shares, chains, world)
     oldest = int(batch.staleness.max(initial=0))
     if max_staleness is not None and oldest > max_staleness:
         raise AssertionError(
@@ -107,7 +111,12 @@ def assign(lengths: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray,
     return row_of, start_of
 
 
-def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
+def observed(row: Row) -> Bool[np.ndarray, " t"]:
+    """What the world said after a turn, with the glue around it; not the prompt, nor a later row's."""
+    return (row.turn >= 0) & ~row.action_mask
+
+
+def _items(trajectories, advantages, rewards, world: bool) -> tuple[list[_Item], int]:
     """Rows in (ticket, member) order with their episode's numbers, and how many episodes they come from."""
     kept = sorted((t for t in trajectories if t.status.scored), key=lambda t: (t.ticket, t.member))
     items, episodes = [], 0
@@ -119,13 +128,14 @@ def _items(trajectories, advantages, rewards) -> tuple[list[_Item], int]:
         if missing:
             name = trajectory.status.name
             raise ValueError(f"pack: episode {key} ({name}) has no {missing[0]}; give one for each scored episode")
-        trained = [row for row in trajectory.rows if row.action_mask.any()]
-        episodes += bool(trained)
-        actions = sum(int(row.action_mask.sum()) for row in trained)
+        rows = [row for row in trajectory.rows if row.action_mask.any()]
+        trained = [row.action_mask | observed(row) if world else row.action_mask for row in rows]
+        episodes += bool(rows)
+        actions = sum(int(mask.sum()) for mask in trained)
         number = trajectory.ticket % _TICKETS * MEMBERS + trajectory.member
-        for row in trained:
-            reward = rewards[key] if row is trained[-1] else 0.0
-            items.append(_Item(row, _of_row(row, advantages[key], trajectory), reward, actions, number))
+        for row, mask in zip(rows, trained, strict=True):
+            reward = rewards[key] if row is rows[-1] else 0.0
+            items.append(_Item(row, mask, _of_row(row, advantages[key], trajectory), reward, actions, number))
     return items, episodes
 
 
@@ -148,6 +158,7 @@ def _fill(
     pad_id: int,
     shares: bool,
     chains: bool,
+    world: bool,
 ) -> TrajectoryBatch:
     """Writes every field with one scatter; `begin` is the flat place of each item's first token."""
     inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # position in its item
@@ -162,6 +173,7 @@ def _fill(
         return np.concatenate([getattr(item.row, name) for item in items]) if items else np.zeros(0, dtype)
 
     mask = joined("action_mask", np.bool_)
+    trained = np.concatenate([item.trained for item in items]) if items else mask
     behind = joined("version", np.int32)
     if np.any(behind[mask] > version):
         newest = behind[mask].max()
@@ -184,12 +196,13 @@ def _fill(
         tokens=spread(joined("tokens", np.int32), np.int32, pad_id),
         segment=spread(np.repeat(segment, lengths), np.int32),
         position=spread(inside, np.int32),
-        action_mask=spread(mask, np.bool_),
+        action_mask=spread(trained, np.bool_),
         behavior_logp=spread(joined("behavior_logp", np.float32), np.float32),
         staleness=spread(np.where(mask, version - behind, 0), np.int32),
         rewards=spread(np.where(last, reward, 0), np.float32),
-        advantages=spread(np.where(mask, advantage, 0), np.float32),
-        episode_share=None if share is None else spread(np.where(mask, share, 0), np.float32),
+        advantages=spread(np.where(trained, advantage, 0), np.float32),
+        episode_share=None if share is None else spread(np.where(trained, share, 0), np.float32),
         episode=spread(episode, np.int32) if chains else None,
         turn=spread(joined("turn", np.int32), np.int32) if chains else None,
+        world_mask=spread(trained & ~mask, np.bool_) if world else None,
     )

@@ -221,6 +221,7 @@ def test_word_cap_shows_everything_in_parts(retriever):
 
 FACTS = {"success", "exact_match", "f1", "gold_retrieved", "evidence_frac", "answer", "searches", "opens", "malformed"}
 FACTS |= {"empty_results", "tool_errors", "recovered", "repeated", "well_formed", "milestones", "unsupported", "calls"}
+FACTS |= {"timeouts", "misled", "forks", "success_after_fork"}
 
 
 def test_every_fact_at_every_step(env):
@@ -253,9 +254,14 @@ def test_every_fact_at_every_step(env):
         "malformed": 1,
         "empty_results": 1,
         "tool_errors": 0,
+        "timeouts": 0,
+        "misled": 0,
         "recovered": 1,
         "repeated": 1,
+        "forks": 1,
+        "success_after_fork": 1.0,
     }
+    assert math.isnan(steps[0].facts["success_after_fork"]), "no fork so far"
     assert all(math.isnan(step.facts["unsupported"]) for step in steps[:-1])
     with pytest.raises(RuntimeError, match="the episode is over"):
         env.step("x")
@@ -368,7 +374,9 @@ def test_tool_faults_are_observations_and_recovery_is_counted(retriever):
     assert texts[1] == "The search timed out. Try again."
     assert texts[3] == "No results. Try other words."
     assert [step.facts["recovered"] for step in steps] == [0, 0, 1, 1, 2, 2]
-    assert [steps[-1].facts[name] for name in ("tool_errors", "empty_results", "searches", "repeated")] == [2, 1, 6, 3]
+    counts = ("tool_errors", "timeouts", "empty_results", "forks", "searches", "repeated")
+    assert [steps[-1].facts[name] for name in counts] == [2, 1, 1, 3, 6, 3]
+    assert [step.facts["success_after_fork"] for step in steps] == [0.0] * 6
     with pytest.raises(EnvError):  # a broken world is not the policy's story
         env.step(search("Peru"))
 
@@ -388,6 +396,26 @@ def test_gold_lives_with_flaky_tools_and_snapshots_keep_their_place(retriever):
         env.step(search("Brazil"))
         env = other
         assert env.step(search("Peru")).observation.text == plain[done]
+
+
+def test_a_misleading_title_stands_over_another_page_and_asking_again_recovers(retriever):
+    env = SearchEnv({"train": retriever}, flaky_rate=0.5, flaky_kinds=("misleading",))
+    env.reset(CAPITAL)
+    steps = [env.step(search("Peru")) for _ in range(12)]
+    docs = [scripted.read_docs(step.observation.text) for step in steps]
+    misled = [step.facts["misled"] for step in steps]
+    true = {doc.title: doc.text for own, a, b in zip(docs, [0, *misled], misled, strict=False) for doc in own if a == b}
+    assert 0 < misled[-1] < 12 and len(true) > 1
+    recovered = 0
+    for i, own in enumerate(docs):
+        moved = misled[i] > (misled[i - 1] if i else 0)
+        assert sorted(doc.title for doc in own) == sorted(true), "the same titles"
+        assert all((doc.text != true[doc.title]) == moved for doc in own)
+        recovered += i > 0 and not moved and misled[i - 1] > (misled[i - 2] if i > 1 else 0)
+    assert steps[-1].facts["recovered"] == recovered and steps[-1].facts["forks"] == misled[-1]
+    one = SearchEnv({"train": retriever}, k=1, flaky_rate=1.0, flaky_kinds=("misleading",))
+    one.reset(CAPITAL)
+    assert one.step(search("Peru")).facts["misled"] == 0, "one title has nowhere to go"
 
 
 def test_snapshot_is_json_and_whole(env):
@@ -485,6 +513,7 @@ def test_make_world_is_lazy_and_refuses_bad_options(tmp_path):
         ({"sizes": {"dev": 3}}, "got splits"),
         ({"k": 0}, "k, max_turns >= 1"),
         ({"flaky_rate": 2}, "flaky rate"),
+        ({"flaky_kinds": ("slow",)}, "flaky kinds: got \\['slow'\\], want some of error, timeout, empty, misleading"),
         ({"url": "localhost"}, "retriever url"),
     ]:
         with pytest.raises(ValueError, match=match):

@@ -30,6 +30,9 @@ def questions(tmp_path_factory):
     return make_plan(config)
 
 
+SEARCHES = {"one_hop": {"good": 1.0}, "more_hops": {"good": 1.0}}  # demonstrations that all search
+
+
 def test_what_is_right_passes(search, questions):
     build.check_data(search, demonstrations=True, held_out=True)
     build.check_data(questions, demonstrations=False)
@@ -100,6 +103,27 @@ def test_demonstrations_that_fit_no_row_are_refused(search):
     codec = Codec(train_tokenizer(world.texts(), 400, folder))
     with pytest.raises(ValueError, match="no example fits a row of sft.length=8"):
         build.pack_demonstrations(plan, codec, demos, world)
+
+
+def test_demonstrations_without_forks_have_none(search):
+    """A third of the calls fails; what is kept is whole, as many as asked for, and played by no other demonstrator."""
+    options = {**search.world_options, "flaky_rate": 0.3, "flaky_kinds": ("error", "timeout", "empty", "misleading")}
+    plan = dataclasses.replace(search, n_demos=20, world_options=options)
+    some = build.build_demonstrations(plan, build.build_world(plan))
+    none = build.build_demonstrations(dataclasses.replace(plan, demos_without=("forks",)), build.build_world(plan))
+    assert sum(demo.facts["forks"] > 0 for demo in some) > 2 and len(none) == 20
+    assert not any(demo.facts["forks"] for demo in none)
+    assert [demo.steps for demo in some if not demo.facts["forks"]] == [demo.steps for demo in none][
+        : sum(not demo.facts["forks"] for demo in some)
+    ]
+    options |= {"demonstrations": SEARCHES}
+    for name, message in {
+        "spoons": r"demos.without: got \['spoons'\], want of",
+        "searches": "0 of 200 .* want 20",
+    }.items():
+        wrong = dataclasses.replace(plan, demos_without=(name,), world_options=options)
+        with pytest.raises(ValueError, match=message):
+            build.build_demonstrations(wrong, build.build_world(wrong))
 
 
 def test_the_rows_that_a_template_may_make_must_fit_a_batch(search):

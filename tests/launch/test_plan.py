@@ -132,6 +132,15 @@ def test_finite(name):
             {"rl/kl_in": "reward", "rl/kl_coef": 0.1, "rl/filter_overlong": True},
             "rl.kl_in='reward' with rl.filter_overlong and credit.name='group': a filtered episode is in no batch",
         ),
+        (
+            {"rl/train_on_world": True, "rl/max_staleness": 1},
+            "rl.train_on_world with rl.max_staleness=1: nobody sampled",
+        ),
+        ({"rl/train_on_world": True, "rl/recipe": "ppo"}, "rl.train_on_world with credit.name='token' and rl.kl_in"),
+        (
+            {"rl/train_on_world": True, "rl/kl_coef": 0.1, "rl/kl_in": "reward"},
+            "wanted credit of group, others, anchor, process and rl.kl_in='loss'",
+        ),
         ({"rl/dual_clip": 1.0}, "rl.dual_clip=1.0: wanted a bound above 1 on the ratio, or 0"),
         ({"rl/group_size": 1}, "a group of one has advantage 0"),
         ({"rl/schedule": "step"}, "wanted constant, cosine or linear"),
@@ -159,6 +168,7 @@ def test_finite(name):
         ({"lora/rank": 4, "lora/alpha": 0.0}, "lora.alpha: got 0.0, want a finite number above 0"),
         ({"lora/rank": 4, "lora/targets": ("q",)}, "lora.targets: got ('q',), want one or more of"),
         ({"lora/rank": 4, "lora/targets": ()}, "lora.targets: got (), want one or more of"),
+        ({"demos/without": "forks"}, "demos.without: got 'forks', wanted a tuple of names"),
         ({"lora/rank": 4, "lora/targets": "wq"}, "lora.targets: got 'wq', wanted a tuple of names"),
     ],
 )

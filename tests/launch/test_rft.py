@@ -1,10 +1,13 @@
-"""Rejection sampling: what succeeded is imitated and nothing else; a round that was played is not played again."""
+"""Rejection sampling: what succeeded is imitated and nothing else; a round that was played is not played again. And
+demonstrations after another run.
+"""
 
+import jax
 import numpy as np
 import pytest
 
 from configs import r1_arith
-from launch import rft, sft
+from launch import build, policy, rft, runs, sft
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from rl import checkpoint
@@ -70,3 +73,22 @@ def test_without_a_success_there_is_nothing_to_imitate(config, tmp_path):
         sft.run(plan, workdir)
     with open_workdir(tmp_path / "rft", config) as workdir, pytest.raises(ValueError, match="none of 8 episodes succ"):
         rft.run(plan, workdir, tmp_path / "sft")
+
+
+def test_demonstrations_go_on_from_another_run(config, tmp_path):
+    """launch.sft --init: from that run's weights, with its tokenizer; a resumed one needs neither."""
+    plan = make_plan(config)
+    learner = build.build_sft_learner(plan, policy.build_model(plan, 300, tmp_path))
+    with open_workdir(tmp_path / "sft", config) as workdir:
+        sft.run(plan, workdir)
+    with open_workdir(tmp_path / "taught", config) as workdir:
+        sft.run(plan, workdir, tmp_path / "sft")
+    with open_workdir(tmp_path / "taught", config) as workdir:
+        sft.run(plan, workdir)
+    before, start, after = (
+        runs.load_params(tmp_path / folder, learner) for folder in ("sft/ckpt", "taught/init", "taught/ckpt")
+    )
+    jax.tree.map(np.testing.assert_array_equal, before, start)
+    assert np.any(before["embed"] != after["embed"])
+    kept = [(tmp_path / name / "tokenizer" / "tokenizer.json").read_bytes() for name in ("sft", "taught")]
+    assert kept[0] == kept[1]

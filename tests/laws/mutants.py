@@ -761,7 +761,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_batcher.py::test_an_episode_of_two_rows_has_its_reward_once",
         "rl/rollout/batcher.py",
-        "reward = rewards[key] if row is trained[-1] else 0.0",
+        "reward = rewards[key] if row is rows[-1] else 0.0",
         "reward = rewards[key]",
     ),
     # -- asynchrony: the staleness bound
@@ -1045,8 +1045,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
         "rl/rollout/batcher.py",
-        "actions = sum(int(row.action_mask.sum()) for row in trained)",
-        "actions = int(trained[-1].action_mask.sum()) if trained else 0",
+        "actions = sum(int(mask.sum()) for mask in trained)",
+        "actions = int(trained[-1].sum()) if trained else 0",
     ),
     Mutant(
         "tests/laws/test_rows.py::test_an_episode_counts_once_however_many_rows_it_has",
@@ -1089,8 +1089,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_retrieve.py::test_flakiness_is_addressed_by_seed_and_call",
         "envs/search/retrieve.py",
-        "fails, kind = np.random.default_rng([*self._seed, self.calls]).random(2)",
-        "fails, kind = np.random.default_rng().random(2)",
+        "fails, which = np.random.default_rng([*self._seed, self.calls]).random(2)",
+        "fails, which = np.random.default_rng().random(2)",
     ),
     Mutant(
         "tests/envs/test_search.py::test_malformed_turns_cost_the_turn_and_say_what_was_wrong",
@@ -1113,7 +1113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_search.py::test_tool_faults_are_observations_and_recovery_is_counted",
         "envs/search/world.py",
-        "episode.recovered += failed_before",
+        "episode.recovered += failed_before and not episode.failed_before",
         "pass",
     ),
     Mutant(
@@ -1834,6 +1834,57 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/reward_models.py",
         "if theirs.exists() and own.read_bytes() != theirs.read_bytes():",
         "if False:",
+    ),
+    # -- forks: what is measured is in no demonstration
+    Mutant(
+        "tests/launch/test_build.py::test_demonstrations_without_forks_have_none",
+        "launch/build.py",
+        "if any(facts[name] for name in without):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_a_misleading_title_stands_over_another_page_and_asking_again_recovers",
+        "envs/search/retrieve.py",
+        "self.misled = len(set(titles)) > 1",
+        "self.misled = True",
+    ),
+    Mutant(
+        "tests/envs/test_search.py::test_every_fact_at_every_step",
+        "envs/search/world.py",
+        '"success_after_fork": float(episode.exact_match) if forks else float("nan"),',
+        '"success_after_fork": float(episode.exact_match),',
+    ),
+    # -- sweeps: each step begins from the one before it
+    Mutant(
+        "tests/launch/test_sweep.py::test_the_steps_of_an_arm_begin_each_from_the_one_before",
+        "launch/sweep.py",
+        "for step, stage, folder, before in zip(steps, stages, folders, [warm, *folders], strict=False):",
+        "for step, stage, folder, before in zip(steps, stages, folders, [warm] * 9, strict=False):",
+    ),
+    Mutant(
+        "tests/launch/test_rft.py::test_demonstrations_go_on_from_another_run",
+        "launch/sft.py",
+        'elif init is not None or runs.saved(workdir / "init", hosts):',
+        "elif False:",
+    ),
+    # -- observations that are trained: those tokens alone, by the policy of the batch
+    Mutant(
+        "tests/laws/test_world_tokens.py::test_on_adds_the_gradient_of_the_observations_alone",
+        "rl/rollout/batcher.py",
+        "return (row.turn >= 0) & ~row.action_mask",
+        "return ~row.action_mask",
+    ),
+    Mutant(
+        "tests/laws/test_world_tokens.py::test_on_adds_the_gradient_of_the_observations_alone",
+        "rl/learner.py",
+        'behavior_logp = jnp.where(batch.world_mask, own["logp"], batch.behavior_logp)',
+        "behavior_logp = batch.behavior_logp",
+    ),
+    Mutant(
+        "tests/laws/test_world_tokens.py::test_off_nothing_knows_of_it",
+        "rl/rollout/batcher.py",
+        "actions = sum(int(mask.sum()) for mask in trained)",
+        "actions = sum(int(row.action_mask.sum()) for row in rows)",
     ),
 )
 

@@ -190,11 +190,12 @@ def test_episode_means():
         dict(empty_results=0, tool_errors=0, recovered=0),
     )
     episodes = [
-        episode(task_id="x", success=True, searches=2, scores={"outcome": 1.0}, **troubled),
-        episode(Status.TURN_LIMIT, "y", {"outcome": 0.0}, success=False, searches=0, **calm),
+        episode(task_id="x", success=True, searches=2, scores={"outcome": 1.0}, unsupported=0.0, **troubled),
+        episode(Status.TURN_LIMIT, "y", {"outcome": 0.0}, success=False, searches=0, unsupported=math.nan, **calm),
         episode(Status.ENV_ERROR, "y", searches=50, success=False),
     ]
-    dropped = [episode(task_id="y", success=False, searches=1, scores={"outcome": math.nan}, mask=(0, 0, 0, 1))]
+    failed = dict(task_id="y", success=False, searches=1, unsupported=1.0, mask=(0, 0, 0, 1))
+    dropped = [episode(scores={"outcome": math.nan}, **failed)]
     means = episode_means([*episodes, *dropped], families={"x": "hop1", "y": "hop2"})
     got = {name: (mean.total, mean.count) for name, mean in means.items()}
     assert got["episode/success"] == (1, 3)  # the failed world is not in the count
@@ -207,6 +208,11 @@ def test_episode_means():
     assert got["reward_by_status/done"] == (1, 1) and got["reward_by_status/turn_limit"] == (0, 1)
     assert got["family/hop1/success"] == (1, 1) and got["family/hop2/success"] == (0, 2)
     assert got["family/hop2/searches"] == (1, 2)
+    # what an answer is found in, of the two that answered: apart by how they end and by hops
+    assert got["episode/unsupported"] == got["unsupported_by_status/done"] == (1, 2)
+    assert got["unsupported_by_status/turn_limit"] == (0, 0) and got["tokens_by_status/turn_limit"] == (2, 1)
+    assert got["family/hop1/unsupported"] == (0, 1) and got["family/hop2/unsupported"] == (1, 1)
+    assert "searches_by_status/env_error" not in got, "not the policy's"
     # halves add up to the whole
     halves = episode_means(episodes[:2]), episode_means([*episodes[2:], *dropped])
     both = halves[0]["episode/success"] + halves[1]["episode/success"]

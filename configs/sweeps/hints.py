@@ -1,0 +1,16 @@
+"""Do hints help a policy that never succeeds? Taught one hop, asked two; every prompt with a hint at first, none later.
+
+Run:    python -m launch.sweep --sweep=configs/sweeps/hints.py --workdir=runs/hints
+Cost:   not measured alone yet; a warm start a seed of its own, then 36 steps of RL an arm.
+"""
+
+ASKED = "configs/search_cold.py"
+
+
+def get_sweep():
+    return {
+        "warm": "configs/search_cold.py:hops=1",
+        "measure": {"": ASKED},
+        "arms": {"no hints": {"config": ASKED, "hints.prob": 0.0}, "hints": {"config": ASKED}},
+        "shared": {"eval.every": 0},
+    }

@@ -115,6 +115,8 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.groups_per_batch = 16
     c.rl.group_size = 8
     c.rl.temperature = 1.0
+    # Versions that a trained token may be older than the learner: 0 samples a batch, then learns from it; with more,
+    # sampling runs ahead by so many batches while the learner computes. "ppo_decoupled" corrects for what that does.
     c.rl.max_staleness = 0
     c.rl.learning_rate = 1e-3
     c.rl.warmup_steps = 3

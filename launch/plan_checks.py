@@ -85,6 +85,7 @@ def _check_sizes(plan: "Plan") -> None:
         "rl.warmup_steps": rl.warmup_steps,
         "rl.save_every": rl.save_every,
         "rl.ref_every": rl.ref_every,
+        "rl.max_staleness": rl.max_staleness,
         "eval.every": plan.eval.every,
     }.items():
         refuse(value < 0, f"{name}: got {value}, wanted at least 0")
@@ -185,7 +186,6 @@ def _check_rl(plan: "Plan") -> None:
         "rollout.constrain_tools=True: under a constraint log-probabilities are of the allowed ids alone, and the "
         "learner's are of all; set eval.constrain_tools instead",
     )
-    refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
     refuse(
         rl.dual_clip != 0 and rl.dual_clip <= 1,

@@ -99,7 +99,7 @@ class Engine:
         self._answered = 0  # turns that ended since work was last looked for: their worlds may ask again at once
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
-            "crowded_rounds crowded_lanes_used prefill_s decode_s publishes publish_to_token_s".split(),
+            "crowded_rounds crowded_lanes_used prefill_s decode_s idle_s publishes publish_to_token_s".split(),
             0,
         )
         self._rounds = Rounds(
@@ -381,8 +381,9 @@ class Engine:
         def urgent() -> bool:
             return bool(self._closing or self._next or self._commands)
 
-        idle = not self._requests and not self._rounds.unread
+        began, idle = time.monotonic(), not self._requests and not self._rounds.unread
         self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
+        self._counts["idle_s"] += time.monotonic() - began
         # Worlds that were answered together ask together, and a program for the first costs what one for all does.
         # Where a round is not read yet, the device runs on meanwhile.
         asked, most = -1, self.shapes.lanes if len(self._sessions) > 1 else 0  # nobody waits for itself

@@ -860,9 +860,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/rl/test_loop.py::test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion",
-        "rl/loop.py",
-        "return sorted(admitted, key=lambda group: group.ticket), sorted(",
-        "return admitted, sorted(",
+        "rl/rollout/feeder.py",
+        "while self._head in self._finished:",
+        "for self._head in [*self._finished]:",
     ),
     Mutant(
         "tests/rl/test_supervised.py::test_rows_are_addressed_by_seed_and_step",
@@ -884,8 +884,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/rl/test_loop.py::test_refills_are_bounded",
-        "rl/loop.py",
-        "refused.append(group)",
+        "rl/rollout/feeder.py",
+        "self._refused += 1",
         "pass",
     ),
     # -- several processes: each plays its own tickets, all know what was drawn, stop and fail together
@@ -896,7 +896,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "share = jax.tree.map(lambda x: x[: len(x) // hosts.count], picked)",
     ),
     Mutant(
-        "tests/rl/test_loop.py::test_no_ticket_is_drawn_twice_or_lost",
+        "tests/rl/test_loop.py::test_no_ticket_is_taken_twice_or_lost",
         "rl/loop.py",
         "self.ahead = sorted(ticket for ticket in ahead if ticket > self.ticket)",
         "self.ahead = []",
@@ -904,7 +904,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_loop.py::test_a_refill_on_one_side_only_and_then_another_number_of_processes",
         "rl/loop.py",
-        'progress.draw(ticket for record in records for ticket in record["drawn"])',
+        'progress.settle(ticket for record in records for ticket in record["settled"])',
         "pass",
     ),
     Mutant(
@@ -928,8 +928,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_loop.py::test_processes_make_the_batches_of_one",
         "rl/loop.py",
-        "ticket = self.ticket + (hosts.index - self.ticket) % hosts.count",
-        "ticket = self.ticket",
+        "first = self.ticket + (hosts.index - self.ticket) % hosts.count",
+        "first = self.ticket",
     ),
     Mutant(
         "tests/launch/test_processes.py::test_two_processes_make_the_same_run_and_one_goes_on_from_it",

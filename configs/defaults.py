@@ -130,6 +130,9 @@ def defaults() -> ml_collections.ConfigDict:
     # > 0: each token's loss has the weight min(w, is_cap), w = π/π_behavior with π the learner's before the update: for
     # what rounding and stale weights make of the engine's π. Of ppo_decoupled, whose 0 is 5: a token over it has none.
     c.rl.is_cap = 0.0
+    # π of before the update, where such a weight is read: a "forward" pass when the batch is cut; or "loglinear", no
+    # pass: between π_behavior and π by the token's staleness.
+    c.rl.proximal = "forward"
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
     c.rl.kl_kind = ""  # its estimator in the loss: "k1", "k2", "k3"; in the reward it is k1
     # A term of the "loss"; or off the "reward": the estimate of each token (returns, and a critic's), of the whole

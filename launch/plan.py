@@ -99,6 +99,7 @@ class RlPlan:
     clip_high: float
     dual_clip: float
     is_cap: float
+    proximal: str
     kl_coef: float
     kl_kind: str
     kl_in: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launch.cli import MOST_SEED, ConfigError
 
 if TYPE_CHECKING:  # a plan is made with these checks
-    from launch.plan import Plan
+    from launch.plan import Plan, RlPlan
 
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
 RECIPES = {  # and the credit that is each one's own
@@ -38,6 +38,11 @@ def refuse(wrong: bool, message: str) -> None:
     """Raises ConfigError(message) where `wrong`."""
     if wrong:
         raise ConfigError(message)
+
+
+def is_weighted(rl: "RlPlan") -> bool:
+    """Whether the loss weighs each token by π_proximal/π_behavior."""
+    return rl.recipe == "ppo_decoupled" or rl.is_cap > 0
 
 
 def _check_sizes(plan: "Plan") -> None:
@@ -187,6 +192,12 @@ def _check_rl(plan: "Plan") -> None:
         "learner's are of all; set eval.constrain_tools instead",
     )
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
+    refuse(rl.proximal not in ("forward", "loglinear"), f"rl.proximal={rl.proximal!r}: wanted 'forward' or 'loglinear'")
+    refuse(
+        rl.proximal != "forward" and not is_weighted(rl),
+        f"rl.proximal={rl.proximal!r} with rl.recipe={rl.recipe!r}: no proximal policy is read; set rl.is_cap, or "
+        "rl.recipe='ppo_decoupled', or leave it out",
+    )
     refuse(
         rl.dual_clip != 0 and rl.dual_clip <= 1,
         f"rl.dual_clip={rl.dual_clip}: wanted a bound above 1 on the ratio, or 0 for none",

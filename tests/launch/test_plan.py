@@ -108,6 +108,8 @@ def test_finite(name):
         ({"engine/contexts": 384}, "engine.contexts: got 384, wanted a tuple of whole numbers"),
         ({"engine/contexts": (192.5, 384)}, "wanted a tuple of whole numbers"),
         ({"rl/max_staleness": -1}, "rl.max_staleness: got -1, wanted at least 0"),
+        ({"rl/proximal": "none"}, "rl.proximal='none': wanted 'forward' or 'loglinear'"),
+        ({"rl/proximal": "loglinear"}, "rl.proximal='loglinear' with rl.recipe='grpo': no proximal policy is read"),
         ({"rl/recipe": "prm"}, "rl.recipe='prm': wanted one of grpo, dapo"),
         ({"rl/recipe": "ppo", "credit/name": "group"}, "with credit.name='group': the value head is ppo's"),
         ({"rl/recipe": "cispo"}, "rl.clip_high: got none for cispo"),

@@ -84,12 +84,17 @@ class Feeder:
     def next_batch(self) -> tuple[list[Group], list[Group]]:
         """The next `batch` admitted groups, and those refused among them, both in ticket order; waits for the slowest.
 
-        Errors: what ended the thread. For the caller of `let_in`, one batch after each.
+        Errors: what ended the thread; RuntimeError where nothing is under way that would complete it.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._complete())
+            self._changed.wait_for(lambda: self._error is not None or self._complete() or not self._running)
             if self._error is not None:
                 raise self._error
+            if not self._complete():
+                raise RuntimeError(
+                    f"got no group under way and {len(self._ready)} ready, want {self._batch} admitted ones for a "
+                    f"batch; call let_in first, and once for each; the gate: {self._gate.stats()}"
+                )
             places = [i for i, judged in enumerate(self._ready) if judged.admitted]
             end = places[self._batch - 1] + 1
             cut, self._ready = self._ready[:end], self._ready[end:]
@@ -148,8 +153,9 @@ class Feeder:
                 except TimeoutError:
                     continue
                 judged = self._judge(group)  # outside the lock: it may ask somebody, and take long
-                self._take(judged)
-                self._fill()
+                with self._changed:  # at once: where none is under way, none will be
+                    self._take(judged)
+                    self._fill()
         except BaseException as error:  # the loop hears of it
             with self._changed:
                 self._error = error
@@ -161,20 +167,18 @@ class Feeder:
             return not self._stop
 
     def _take(self, judged: Judged) -> None:
-        with self._changed:
-            self._running -= 1
-            self._finished[judged.group.ticket] = judged
-            if judged.admitted:
-                self._gate.accept()
-            else:
-                self._gate.drop()
-                self._wanted += 1
-                self._refused += 1
-            refused, admitted = self._refused, sum(j.admitted for j in [*self._ready, *self._finished.values()])
-            self._changed.notify_all()
-        if refused >= MOST_REFUSED * self._batch and admitted < self._batch:
+        self._running -= 1
+        self._finished[judged.group.ticket] = judged
+        if judged.admitted:
+            self._gate.accept()
+        else:
+            self._gate.drop()
+            self._wanted += 1
+            self._refused += 1
+        admitted = sum(j.admitted for j in [*self._ready, *self._finished.values()])
+        if self._refused >= MOST_REFUSED * self._batch and admitted < self._batch:
             raise RuntimeError(
-                f"got {refused} refused and {admitted} admitted groups for a batch of {self._batch}: "
+                f"got {self._refused} refused and {admitted} admitted groups for a batch of {self._batch}: "
                 "the world fails, or every episode of a group ends alike; see episodes/, mend the world, or start from "
                 "a policy that sometimes succeeds (rl.drop_equal_groups=False and curriculum.admit_low=0, admit_high=1 "
                 "train all the same)"

@@ -771,6 +771,73 @@ MUTANTS: tuple[Mutant, ...] = (
         "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
         "return min(max_running - running, (max_staleness + version + 2) * max(batch, 1) - (accepted + running))",
     ),
+    Mutant(
+        "tests/laws/test_async.py::test_batches_are_in_ticket_order_and_no_token_is_too_old",
+        "rl/rollout/staleness.py",
+        "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
+        "return min(max_running - running, (max_staleness + version + 2) * max(batch, 1) - (accepted + running))",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_sampling_runs_ahead_while_the_learner_computes",
+        "rl/rollout/staleness.py",
+        "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
+        "return min(max_running - running, (version + 1) * max(batch, 1) - (accepted + running))",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_a_token_over_the_bound_ends_the_run",
+        "rl/rollout/batcher.py",
+        "if max_staleness is not None and oldest > max_staleness:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_staleness.py::test_what_was_sampled_before_is_allowed_by_its_turn",
+        "rl/rollout/staleness.py",
+        'trained = self._version + place // self._limits["batch"]',
+        "trained = self._version",
+    ),
+    # -- asynchrony: batches in ticket order, nothing lost for being slow, each ticket trained once across kills
+    Mutant(
+        "tests/laws/test_async.py::test_batches_are_in_ticket_order_and_no_token_is_too_old",
+        "rl/rollout/feeder.py",
+        "while self._head in self._finished:",
+        "for self._head in [*self._finished]:",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_what_is_trained_is_as_long_as_what_is_generated",
+        "rl/rollout/feeder.py",
+        "while self._head in self._finished:",
+        "for self._head in [*self._finished]:",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_the_place_of_a_refused_group_is_filled_while_the_learner_computes",
+        "rl/rollout/feeder.py",
+        "self._wanted += 1",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_killed_and_resumed_it_trains_the_same_tickets",
+        "rl/rollout/feeder.py",
+        "kept = frozenset(self._finished)",
+        "kept = frozenset()",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_each_task_is_trained_once_an_epoch_across_kills",
+        "rl/loop.py",
+        "progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]",
+        "progress.waiting = []",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_what_waits_is_dealt_again_to_other_processes",
+        "rl/loop.py",
+        'kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]',
+        "kept = progress.waiting",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_loglinear_proximal_of_areal",
+        "rl/losses/surrogate.py",
+        "alpha = staleness / (staleness + 1.0)",
+        "alpha = staleness / (staleness + 2.0)",
+    ),
     # -- resume: tasks are addressed by ticket
     Mutant(
         "tests/rl/test_curriculum.py::test_each_epoch_is_another_permutation",

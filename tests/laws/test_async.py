@@ -19,7 +19,7 @@ from rl.curriculum import Curriculum, TaskStream
 from rl.hosts import ALONE
 from rl.rewards.compose import RewardTerm
 from rl.rollout.batcher import pack
-from rl.rollout.feeder import MOST_REFUSED
+from rl.rollout.feeder import MOST_REFUSED, Feeder
 from rl.rollout.pool import Group
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import Record
@@ -160,7 +160,7 @@ def test_sampling_runs_ahead_while_the_learner_computes():
     played = threading.Event()
 
     def during():
-        for _ in range(500):
+        for _ in range(300):
             if len(pool.submitted) - len(pool.open) >= min(2 * (len(ahead) + 3), 2 * steps):
                 break
             played.wait(0.01)
@@ -169,6 +169,31 @@ def test_sampling_runs_ahead_while_the_learner_computes():
     trained = train(pool, loop.Progress(), fresh(), n=2, staleness=2, steps=steps, learner=Learner(during))
     assert ahead == [6, 8, 10, 10, 10]  # (η + 1 + version) batches, up to the last
     assert [int(batch.staleness.max()) for _, batch in trained.values()] == [0, 1, 2, 2, 2]
+
+
+def test_the_place_of_a_refused_group_is_filled_while_the_learner_computes():
+    """Of the tickets that are let in first, 0 to 5, half are refused: 6 to 8 are played before the first step ends."""
+    pool, played = Worlds([0], refused={3, 4, 5}), []
+
+    def during():
+        for _ in range(300):
+            if len(pool.submitted) == 9 or played:
+                break
+            threading.Event().wait(0.01)
+        played.append(sorted(pool.submitted))
+
+    train(pool, loop.Progress(), fresh(), n=2, staleness=2, steps=3, learner=Learner(during))
+    assert played[0] == list(range(9))
+
+
+def test_a_batch_that_nothing_under_way_would_complete_is_an_error():
+    gate = StalenessGate(batch=2, max_staleness=0, max_running=2)
+    judge = partial(loop.judge, terms=TERMS)
+    with Feeder(Worlds(), gate, fresh().draw, judge, itertools.count(), size=SIZE, batch=2, batches=2) as feeder:
+        feeder.let_in(0)
+        assert [group.ticket for group in feeder.next_batch()[0]] == [0, 1]
+        with pytest.raises(RuntimeError, match="got no group under way and 0 ready, want 2 admitted .*; call let_in"):
+            feeder.next_batch()
 
 
 def test_a_token_over_the_bound_ends_the_run():

@@ -67,6 +67,7 @@ def defaults() -> ml_collections.ConfigDict:
     # are those of each.
     c.engine.replicas = 1
     c.engine.tensor = 1
+    c.engine.split = False  # True: on the devices after those of the learner's mesh; weights go from device to device
     c.engine.kv_on_update = "recompute"  # live KV at a weight update; or "keep": cheaper, later logp mixes versions
 
     c.rollout = ml_collections.ConfigDict()

@@ -45,7 +45,7 @@ def workloads(seed: int) -> Iterator[dict[str, Any]]:
     """Every workload, in turn."""
     sync = arm(seed, 0, WORKERS)
     yield {"bench": "async/loop", **sync}
-    for staleness, workers in ((1, WORKERS), (4, WORKERS), (4, 2 * WORKERS)):
+    for staleness, workers in ((1, WORKERS), (4, WORKERS), (4, 2 * WORKERS), (8, 2 * WORKERS)):
         own = arm(seed, staleness, workers)
         bound = sync["ideal_s"] / own["ideal_s"]
         gain = {

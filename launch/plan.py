@@ -29,6 +29,7 @@ class EnginePlan:
     kv_on_update: str
     replicas: int
     tensor: int
+    split: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +257,7 @@ def _of_recipe(rl: RlPlan, credit: CreditPlan) -> tuple[RlPlan, CreditPlan]:
 
 def on_one_device(plan: Plan) -> Plan:
     """The plan that only samples: a checkpoint of any mesh is read onto the one device where the engine is."""
-    return dataclasses.replace(plan, mesh=(1, 1, 1))
+    return dataclasses.replace(plan, mesh=(1, 1, 1), engine=dataclasses.replace(plan.engine, split=False))
 
 
 def _model(read: ReadTracker) -> dict[str, Any]:

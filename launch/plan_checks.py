@@ -332,6 +332,10 @@ def check_processes(plan: "Plan", processes: int) -> None:
     )
     engines = plan.engine.replicas * plan.engine.tensor
     refuse(
+        processes > 1 and plan.engine.split,
+        "engine.split=True: of several processes each has its engine on its first device so far; set it to False",
+    )
+    refuse(
         processes > 1 and engines > 1,
         f"engine.replicas x engine.tensor = {engines}: of several processes each has one engine on its first device so "
         "far; set both to 1",

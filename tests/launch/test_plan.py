@@ -222,6 +222,8 @@ def test_a_batch_is_dealt_to_the_processes():
     with pytest.raises(ConfigError, match="mesh.data x mesh.fsdp = 1: not a multiple of 2 processes"):
         check_processes(on_one_device(plan), 2)
     check_processes(make_plan(tree(**{"mesh/fsdp": 2})), 2)
+    with pytest.raises(ConfigError, match="engine.split=True: of several processes each has its engine on its first"):
+        check_processes(make_plan(tree(**{"mesh/fsdp": 2, "engine/split": True})), 2)
 
 
 def test_a_plan_needs_no_jax():

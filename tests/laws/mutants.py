@@ -795,6 +795,12 @@ MUTANTS: tuple[Mutant, ...] = (
         'trained = self._version + place // self._limits["batch"]',
         "trained = self._version",
     ),
+    Mutant(
+        "tests/laws/test_engine_mesh.py::test_devices_that_train_and_others_that_sample_make_the_run_of_those_that_do_both",
+        "launch/build.py",
+        "devices, want = jax.local_devices()[first:], e.replicas * e.tensor",
+        "devices, want = jax.local_devices(), e.replicas * e.tensor",
+    ),
     # -- asynchrony: batches in ticket order, nothing lost for being slow, each ticket trained once across kills
     Mutant(
         "tests/laws/test_async.py::test_batches_are_in_ticket_order_and_no_token_is_too_old",

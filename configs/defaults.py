@@ -115,6 +115,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.steps = 100
     c.rl.groups_per_batch = 16
     c.rl.group_size = 8
+    # Updates on a batch, each on its share of the micro-batches; each is a step, so that rl.steps and whatever counts
+    # steps must be multiples.
+    c.rl.minibatches = 1
     c.rl.temperature = 1.0
     # Versions that a trained token may be older than the learner: 0 samples a batch, then learns from it; with more,
     # sampling runs ahead by so many batches while the learner computes. "ppo_decoupled" corrects for what that does.

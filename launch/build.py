@@ -273,6 +273,7 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         heads=recipe.heads(plan),
         critic=recipe.build_critic(plan),
         kl=recipe.build_penalty(plan),
+        minibatches=rl.minibatches,
     )
 
 

@@ -88,6 +88,7 @@ class RlPlan:
     steps: int
     groups_per_batch: int
     group_size: int
+    minibatches: int
     temperature: float
     max_staleness: int
     learning_rate: float

@@ -72,6 +72,7 @@ def _check_sizes(plan: "Plan") -> None:
         "rm.roll_ins": plan.rm.roll_ins,
         "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
+        "rl.minibatches": rl.minibatches,
         **{f"ttrl.{name}": getattr(plan.ttrl, name) for name in ("n", "samples", "queries", "steps")},
         "curriculum.steps": plan.curriculum.steps,
         "hints.steps": plan.hints.steps,
@@ -190,6 +191,21 @@ def _check_rl(plan: "Plan") -> None:
         plan.rollout.constrain_tools,
         "rollout.constrain_tools=True: under a constraint log-probabilities are of the allowed ids alone, and the "
         "learner's are of all; set eval.constrain_tools instead",
+    )
+    for name, steps in {
+        "rl.steps": rl.steps,
+        "rl.save_every": rl.save_every,
+        "rl.ref_every": rl.ref_every,
+        "eval.every": plan.eval.every,
+    }.items():
+        refuse(
+            steps % rl.minibatches != 0,
+            f"{name}={steps}: not a multiple of rl.minibatches={rl.minibatches}, the steps that a batch makes",
+        )
+    micro_batches = plan.batch.rows // plan.batch.micro_rows
+    refuse(
+        rl.minibatches > micro_batches,
+        f"rl.minibatches={rl.minibatches}: a batch has {micro_batches} micro-batches at most; lower batch.micro_rows",
     )
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
     refuse(rl.proximal not in ("forward", "loglinear"), f"rl.proximal={rl.proximal!r}: wanted 'forward' or 'loglinear'")

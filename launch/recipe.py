@@ -93,5 +93,5 @@ def build_penalty(plan: Plan) -> Penalty | None:
     rl = plan.rl
     if rl.kl_in == "loss" and not rl.kl_target:
         return None
-    gain = rl.groups_per_batch * rl.group_size / rl.kl_horizon
+    gain = rl.groups_per_batch * rl.group_size / rl.minibatches / rl.kl_horizon  # of an update
     return Penalty(rl.kl_coef, in_reward=rl.kl_in == "reward", target=rl.kl_target, gain=gain)

@@ -94,6 +94,7 @@ def train(
     eval_every: int,
     save_every: int,
     ref_every: int = 0,
+    minibatches: int = 1,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
 ) -> TrainState:
@@ -104,17 +105,20 @@ def train(
     `outcome(ticket, trajectories)` is what a group, admitted or refused, tells the curriculum; `observe` takes what all
     processes' groups told, before the gate lets in others. `draw` is called in this thread and in the feeder's, in
     which `terms` and `admit`, which may refuse a scored group, are called. With `filter_overlong` what a limit cut is
-    compared with and not trained on (`without_overlong`). After every `ref_every` steps the reference that the state
-    keeps is the policy of that moment. `pool` may be stored episodes (rl/replay.py). A failed *episode* is data;
-    whatever a thread, the fault budget or the device raises ends the loop, in every process.
+    compared with and not trained on (`without_overlong`). A batch is `minibatches` updates of the learner's, and so
+    many steps. After every `ref_every` steps the reference that the state keeps is the policy of that moment. `pool`
+    may be stored episodes (rl/replay.py). A failed *episode* is data; whatever a thread, the fault budget or the device
+    raises ends the loop, in every process.
     """
+    if (steps - progress.step) % minibatches:
+        raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
     last, skipped = progress.step >= steps, 0
     share = groups_per_batch // hosts.count
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
     judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit)
     with Feeder(
         pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
-        size=group_size, batch=share, batches=steps - progress.step,
+        size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
     ) as feeder:  # fmt: skip
         while not last:
             clock = _Clock()
@@ -150,10 +154,10 @@ def train(
             rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
             clock.mark("agree")
 
-            # One optimizer step.
+            # One optimizer step, or one for each mini-batch.
             state, learned = learner.train_step(state, learner.prepare(state, ref, batch))
             learned = jax.device_get(learned)  # D2H, once a step; waits for the update
-            progress.step += 1
+            progress.step += minibatches
             skipped = skipped_in_a_row(learned, skipped)
             if ref_every and progress.step % ref_every == 0:
                 state = learner.refresh(state)

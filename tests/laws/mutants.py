@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_one_device_equals_eight",
         "rl/learner.py",
-        "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl),",
+        "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl, minibatches=minibatches),",
         "partial(train_step, score=score, tx=tx, split=split, kl=kl, loss_fn=lambda *a: (\n"
         "            Mean((m := loss_fn(*a))[0].total / shards, m[0].count), m[1])),",
     ),
@@ -800,6 +800,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/build.py",
         "devices, want = jax.local_devices()[first:], e.replicas * e.tensor",
         "devices, want = jax.local_devices(), e.replicas * e.tensor",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_minibatches_are_updates_in_turn_from_one_proximal_policy",
+        "rl/learner.py",
+        "_take(micro, part + stride * i))",
+        "_take(micro, i))",
     ),
     # -- asynchrony: batches in ticket order, nothing lost for being slow, each ticket trained once across kills
     Mutant(

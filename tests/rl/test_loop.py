@@ -241,6 +241,17 @@ def test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score():
     assert (progress.step, progress.version, progress.ticket) == (5, 5, 10)
 
 
+def test_a_batch_of_several_updates_is_so_many_steps_and_one_version():
+    progress, events, batches, _ = run(FakePool(lambda ticket: GOOD), steps=6, minibatches=2, eval_every=4)
+    assert [e[1] for e in events if e[0] == "log"] == [2, 4, 6] and [e[1] for e in events if e[0] == "evaluate"] == [
+        4,
+        6,
+    ]
+    assert [b[3] for b in batches] == [0, 1, 2] and (progress.step, progress.version, progress.ticket) == (6, 3, 6)
+    with pytest.raises(ValueError, match="got steps=9 after 6, want a multiple of minibatches=2 more"):
+        run(FakePool(lambda ticket: GOOD), progress, steps=9, minibatches=2)
+
+
 def test_a_stop_saves_without_evaluating_and_the_next_run_goes_on():
     pool, progress = FakePool(lambda ticket: GOOD), loop.Progress()
     _, events, _, _ = run(pool, progress, steps=4, eval_every=2, stop=lambda: progress.step >= 1)

@@ -67,6 +67,7 @@ def defaults() -> ml_collections.ConfigDict:
     # are those of each.
     c.engine.replicas = 1
     c.engine.tensor = 1
+    c.engine.split = False  # True: on the devices after those of the learner's mesh; weights go from device to device
     c.engine.kv_on_update = "recompute"  # live KV at a weight update; or "keep": cheaper, later logp mixes versions
 
     c.rollout = ml_collections.ConfigDict()
@@ -115,7 +116,12 @@ def defaults() -> ml_collections.ConfigDict:
     c.rl.steps = 100
     c.rl.groups_per_batch = 16
     c.rl.group_size = 8
+    # Updates on a batch, each on its share of the micro-batches; each is a step, so that rl.steps and whatever counts
+    # steps must be multiples.
+    c.rl.minibatches = 1
     c.rl.temperature = 1.0
+    # Versions that a trained token may be older than the learner: 0 samples a batch, then learns from it; with more,
+    # sampling runs ahead by so many batches while the learner computes. "ppo_decoupled" corrects for what that does.
     c.rl.max_staleness = 0
     c.rl.learning_rate = 1e-3
     c.rl.warmup_steps = 3
@@ -129,6 +135,9 @@ def defaults() -> ml_collections.ConfigDict:
     # > 0: each token's loss has the weight min(w, is_cap), w = π/π_behavior with π the learner's before the update: for
     # what rounding and stale weights make of the engine's π. Of ppo_decoupled, whose 0 is 5: a token over it has none.
     c.rl.is_cap = 0.0
+    # π of before the update, where such a weight is read: a "forward" pass when the batch is cut; or "loglinear", no
+    # pass: between π_behavior and π by the token's staleness.
+    c.rl.proximal = "forward"
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
     c.rl.kl_kind = ""  # its estimator in the loss: "k1", "k2", "k3"; in the reward it is k1
     # A term of the "loss"; or off the "reward": the estimate of each token (returns, and a critic's), of the whole

@@ -1,6 +1,7 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|decode|step|search|credit [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|decode|step|async|search|credit
+     [--config=configs/quickstart.py] [--seconds=10]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
@@ -10,6 +11,8 @@ Run: python -m launch.bench model|train|engine|decode|step|search|credit [--conf
              a group's prompt over a single one; lanes busy with slow worlds
     decode   sampled tokens/s of 8 sessions of the model at the config's model.path
     step     one RL step after another, whole: sampled tokens/s of 128 completions, their update and new weights
+    async    a line each: wall seconds of the loop over slow worlds, synchronous and running ahead, beside those of a
+             schedule in which worlds alone take time; what interrupting generation is worth (launch/bench_async.py)
     search   queries per second of one thread on the local index
     credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
              credit in a world where that is known (launch/bench_credit.py)
@@ -197,6 +200,14 @@ def bench_engine(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
         yield {**workload, **_device()}
 
 
+def bench_async(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
+    """The workloads of launch/bench_async.py, a line each. They take their own time: about six minutes."""
+    from launch import bench_async
+
+    for workload in bench_async.workloads(plan.seed):
+        yield {**workload, **_device()}
+
+
 def bench_decode(plan: Plan, seconds: float) -> dict[str, Any]:
     """See launch/bench_engine.py."""
     from launch import bench_engine, policy
@@ -253,6 +264,7 @@ WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str,
     "engine": bench_engine,
     "decode": bench_decode,
     "step": bench_step,
+    "async": bench_async,
     "search": bench_search,
     "credit": bench_credit,
 }

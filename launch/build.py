@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -248,8 +249,8 @@ def play_all(
 
 def build_gate(plan: Plan, version: int, hosts: Hosts = ALONE) -> StalenessGate:
     """The gate of a run that has published `version` batches: every one of them took this process's groups."""
-    batch = plan.rl.groups_per_batch // hosts.count
-    gate = StalenessGate(batch=batch, max_staleness=plan.rl.max_staleness, max_running=batch)
+    batch, ahead = plan.rl.groups_per_batch // hosts.count, plan.rl.max_staleness
+    gate = StalenessGate(batch=batch, max_staleness=ahead, max_running=(ahead + 1) * batch)
     gate.load_state_dict({"version": version, "accepted": version * batch, "dropped": 0}, kept=0)
     return gate
 
@@ -288,6 +289,7 @@ def build_rl_learner(plan: Plan, model: ModelConfig) -> Learner:
         heads=recipe.heads(plan),
         critic=recipe.build_critic(plan),
         kl=recipe.build_penalty(plan),
+        minibatches=rl.minibatches,
     )
 
 
@@ -367,14 +369,16 @@ def build_packer(
 
 
 def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine | Replicas:
-    """One engine, or several with the face of one. Errors (ConfigError): more devices than this process has."""
-    e, devices = plan.engine, jax.local_devices()
-    want = e.replicas * e.tensor
+    """One engine, or several with the face of one, on the learner's devices or on those after them. Errors
+    (ConfigError): more devices than this process has.
+    """
+    e, first = plan.engine, math.prod(plan.mesh) if plan.engine.split else 0
+    devices, want = jax.local_devices()[first:], e.replicas * e.tensor
     with validating():
         if want > len(devices):
             raise ValueError(
                 f"engine.replicas={e.replicas} x engine.tensor={e.tensor} = {want} devices, but this process has "
-                f"{len(devices)}; lower one of them"
+                f"{len(devices)}{' beside those of the learner' if first else ''}; lower one of them"
             )
     # Every thread may hold a session; beyond the residents they share rows.
     sessions = max(e.residents, -(-plan.rollout.threads // e.replicas))
@@ -398,7 +402,7 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
             mesh=mesh,
         )
 
-    if want == 1:
+    if want == 1 and not first:
         return one(None)
     places = [devices[i * e.tensor : (i + 1) * e.tensor] for i in range(e.replicas)]
     with validating():

@@ -29,6 +29,7 @@ class EnginePlan:
     kv_on_update: str
     replicas: int
     tensor: int
+    split: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,7 @@ class RlPlan:
     steps: int
     groups_per_batch: int
     group_size: int
+    minibatches: int
     temperature: float
     max_staleness: int
     learning_rate: float
@@ -99,6 +101,7 @@ class RlPlan:
     clip_high: float
     dual_clip: float
     is_cap: float
+    proximal: str
     kl_coef: float
     kl_kind: str
     kl_in: str
@@ -258,7 +261,7 @@ def _of_recipe(rl: RlPlan, credit: CreditPlan) -> tuple[RlPlan, CreditPlan]:
 
 def on_one_device(plan: Plan) -> Plan:
     """The plan that only samples: a checkpoint of any mesh is read onto the one device where the engine is."""
-    return dataclasses.replace(plan, mesh=(1, 1, 1))
+    return dataclasses.replace(plan, mesh=(1, 1, 1), engine=dataclasses.replace(plan.engine, split=False))
 
 
 def _model(read: ReadTracker) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launch.cli import MOST_SEED, ConfigError
 
 if TYPE_CHECKING:  # a plan is made with these checks
-    from launch.plan import Plan
+    from launch.plan import Plan, RlPlan
 
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
 RECIPES = {  # and the credit that is each one's own
@@ -40,6 +40,11 @@ def refuse(wrong: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def is_weighted(rl: "RlPlan") -> bool:
+    """Whether the loss weighs each token by π_proximal/π_behavior."""
+    return rl.recipe == "ppo_decoupled" or rl.is_cap > 0
+
+
 def _check_sizes(plan: "Plan") -> None:
     """What counts something: at least 1, or at least 0 where 0 means none or never."""
     b, e, r, sft, rl = plan.batch, plan.engine, plan.rollout, plan.sft, plan.rl
@@ -67,6 +72,7 @@ def _check_sizes(plan: "Plan") -> None:
         "rm.roll_ins": plan.rm.roll_ins,
         "rl.steps": rl.steps,
         "rl.groups_per_batch": rl.groups_per_batch,
+        "rl.minibatches": rl.minibatches,
         **{f"ttrl.{name}": getattr(plan.ttrl, name) for name in ("n", "samples", "queries", "steps")},
         "curriculum.steps": plan.curriculum.steps,
         "hints.steps": plan.hints.steps,
@@ -85,6 +91,7 @@ def _check_sizes(plan: "Plan") -> None:
         "rl.warmup_steps": rl.warmup_steps,
         "rl.save_every": rl.save_every,
         "rl.ref_every": rl.ref_every,
+        "rl.max_staleness": rl.max_staleness,
         "eval.every": plan.eval.every,
     }.items():
         refuse(value < 0, f"{name}: got {value}, wanted at least 0")
@@ -195,8 +202,28 @@ def _check_rl(plan: "Plan") -> None:
         f"rl.train_on_world with credit.name={plan.credit.name!r} and rl.kl_in={rl.kl_in!r}: what is computed on the "
         f"device goes from one sampled token to the next; wanted credit of {', '.join(ON_HOST)} and rl.kl_in='loss'",
     )
-    refuse(rl.max_staleness != 0, f"rl.max_staleness={rl.max_staleness}: only synchronous rollout (0) is built so far")
+    for name, steps in {
+        "rl.steps": rl.steps,
+        "rl.save_every": rl.save_every,
+        "rl.ref_every": rl.ref_every,
+        "eval.every": plan.eval.every,
+    }.items():
+        refuse(
+            steps % rl.minibatches != 0,
+            f"{name}={steps}: not a multiple of rl.minibatches={rl.minibatches}, the steps that a batch makes",
+        )
+    micro_batches = plan.batch.rows // plan.batch.micro_rows
+    refuse(
+        rl.minibatches > micro_batches,
+        f"rl.minibatches={rl.minibatches}: a batch has {micro_batches} micro-batches at most; lower batch.micro_rows",
+    )
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
+    refuse(rl.proximal not in ("forward", "loglinear"), f"rl.proximal={rl.proximal!r}: wanted 'forward' or 'loglinear'")
+    refuse(
+        rl.proximal != "forward" and not is_weighted(rl),
+        f"rl.proximal={rl.proximal!r} with rl.recipe={rl.recipe!r}: no proximal policy is read; set rl.is_cap, or "
+        "rl.recipe='ppo_decoupled', or leave it out",
+    )
     refuse(
         rl.dual_clip != 0 and rl.dual_clip <= 1,
         f"rl.dual_clip={rl.dual_clip}: wanted a bound above 1 on the ratio, or 0 for none",
@@ -330,6 +357,10 @@ def check_processes(plan: "Plan", processes: int) -> None:
         "its share; raise it",
     )
     engines = plan.engine.replicas * plan.engine.tensor
+    refuse(
+        processes > 1 and plan.engine.split,
+        "engine.split=True: of several processes each has its engine on its first device so far; set it to False",
+    )
     refuse(
         processes > 1 and engines > 1,
         f"engine.replicas x engine.tensor = {engines}: of several processes each has one engine on its first device so "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from launch.plan import Plan
-from launch.plan_checks import OF_CRITIC, ON_HOST, OWN
+from launch.plan_checks import OF_CRITIC, ON_HOST, OWN, is_weighted
 from rl import credit, critic
 from rl.losses import recipes
 from rl.losses.kl import Penalty
@@ -25,6 +25,7 @@ def build_loss(plan: Plan) -> LossFn:
         **({"dual_clip": rl.dual_clip} if rl.dual_clip else {}),
         **({"decoupled_cap": rl.is_cap} if rl.is_cap else {}),
         **({"weigh": truncated_weight} if rl.is_cap and not decoupled else {}),
+        "proximal": rl.proximal,
         **({"kl_kind": rl.kl_kind} if rl.kl_kind else {}),
         "kl_coef": rl.kl_coef if rl.kl_in == "loss" else 0.0,
         "entropy_coef": rl.entropy_coef,
@@ -81,8 +82,10 @@ def heads(plan: Plan) -> tuple[str, ...]:
 
 
 def wants_proximal(plan: Plan) -> bool:
-    """Whether the loss reads the learner's own log-probabilities of before the update."""
-    return plan.rl.recipe == "ppo_decoupled" or plan.rl.is_cap > 0
+    """Whether the loss reads the learner's own log-probabilities of before the update, and a forward pass computes
+    them.
+    """
+    return plan.rl.proximal == "forward" and is_weighted(plan.rl)
 
 
 def build_penalty(plan: Plan) -> Penalty | None:
@@ -90,5 +93,5 @@ def build_penalty(plan: Plan) -> Penalty | None:
     rl = plan.rl
     if rl.kl_in == "loss" and not rl.kl_target:
         return None
-    gain = rl.groups_per_batch * rl.group_size / rl.kl_horizon
+    gain = rl.groups_per_batch * rl.group_size / rl.minibatches / rl.kl_horizon  # of an update
     return Penalty(rl.kl_coef, in_reward=rl.kl_in == "reward", target=rl.kl_target, gain=gain)

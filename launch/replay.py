@@ -119,7 +119,7 @@ def run(
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
         state, progress, ref = runs.start_rl(plan, model, workdir, init, learner, hosts=hosts)
-    passes = plan.rl.steps * plan.rl.groups_per_batch / len(stored)
+    passes = plan.rl.steps // plan.rl.minibatches * plan.rl.groups_per_batch / len(stored)
     print(f"{len(stored)} stored groups; {plan.rl.steps} steps go through them {passes:.2g} times or more", flush=True)
 
     def pack(*episodes: Any, version: int):

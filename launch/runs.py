@@ -195,6 +195,7 @@ def learning_options(plan: Plan, terms: Sequence[RewardTerm]) -> dict[str, Any]:
         "filter_overlong": plan.rl.filter_overlong,
         "save_every": plan.rl.save_every,
         "ref_every": plan.rl.ref_every,
+        "minibatches": plan.rl.minibatches,
     }
 
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -60,7 +61,7 @@ class TaskStream:
         return (ticket - self.base) // len(self.tasks)
 
     def state_dict(self, next_ticket: int) -> dict[str, Any]:
-        """What a resumed run needs; `next_ticket` is the next one to draw (the loop counts tickets)."""
+        """What a resumed run needs; `next_ticket` is the first that is not settled (the loop counts tickets)."""
         return {
             "seed": self.seed,
             "base": self.base,
@@ -92,7 +93,7 @@ class Curriculum:
     """ticket -> task, by a sampler and, for a share ε of the tickets, by the stream; ε = 1 without a sampler.
 
     Ticket t is one of the stream's where floor(ε(t + 1)) > floor(εt), and plays its floor(εt)-th task: any 2n/ε tickets
-    in a row play every one of the n tasks, whatever the sampler thinks of it. For the main thread alone.
+    in a row play every one of the n tasks, whatever the sampler thinks of it. Thread-safe.
     """
 
     def __init__(self, stream: TaskStream, sampler: Sampler | None = None, *, epsilon: float = 1.0):
@@ -101,14 +102,17 @@ class Curriculum:
             raise ValueError(f"Curriculum: got epsilon {epsilon}, want more than 0 (or tasks are lost), at most 1")
         self._stream, self._sampler = stream, sampler
         self._epsilon = epsilon if sampler else 1.0
+        self._lock = threading.RLock()  # guards all below
         self._drawn: dict[int, int] = {}  # tickets whose groups were not told of yet -> tasks
         self._set(sampler.start() if sampler else {})
 
     def draw(self, ticket: int) -> Task:
         """The task of `ticket`; the same one again until its group was told of. Errors as `TaskStream.draw`."""
-        if ticket not in self._drawn:
-            self._drawn[ticket] = self._index(ticket)
-        return self._stream.tasks[self._drawn[ticket]]
+        with self._lock:
+            if ticket not in self._drawn:
+                self._drawn[ticket] = self._index(ticket)
+            index = self._drawn[ticket]
+        return self._stream.tasks[index]
 
     def _index(self, ticket: int) -> int:
         t = ticket - self._stream.base
@@ -124,24 +128,28 @@ class Curriculum:
 
     def outcome(self, ticket: int, trajectories: Sequence[Trajectory]) -> Outcome:
         """What this process's group of `ticket`, scored, says of its task: for `observe`, in every process."""
-        return outcome(ticket, self._drawn.pop(ticket), trajectories)
+        with self._lock:
+            index = self._drawn.pop(ticket)
+        return outcome(ticket, index, trajectories)
 
     def observe(self, outcomes: Iterable[Sequence[Any]], next_ticket: int) -> None:
-        """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is drawn."""
+        """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is settled."""
         if self._sampler:
             told = sorted(Outcome(*each) for each in outcomes)
             judged = [one._replace(ticket=self._place(one.ticket)) for one in told if not math.isnan(one.success)]
             self._set(self._sampler.update(self._state, judged, self._place(next_ticket)))
 
     def _set(self, state: State) -> None:
-        self._state = state
-        self._choose = functools.cache(lambda: self._sampler.choose(state))  # made at the first draw under this state
+        with self._lock:
+            self._state = state
+            self._choose = functools.cache(lambda: self._sampler.choose(state))  # made at the first draw under it
 
     def state_dict(self, next_ticket: int) -> dict[str, Any]:
         """What a resumed run needs, as plain data: the stream's place, and how far the sampler is from its start."""
         start = self._sampler.start() if self._sampler else {}
-        state = {name: _changes(start[name], value) for name, value in self._state.items()}
-        drawn = [[ticket, index] for ticket, index in sorted(self._drawn.items())]
+        with self._lock:
+            state = {name: _changes(start[name], value) for name, value in self._state.items()}
+            drawn = [[ticket, index] for ticket, index in sorted(self._drawn.items())]
         return {**self._stream.state_dict(next_ticket), "state": state, "drawn": drawn}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

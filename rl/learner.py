@@ -30,7 +30,7 @@ from rl.critic import Estimator
 from rl.critic import fill as fill_critic
 from rl.losses.kl import Penalty, adapted
 from rl.losses.recipes import LossFn, Metrics
-from rl.types import Mean, Metric, Scored, TrajectoryBatch
+from rl.types import Max, Mean, Metric, Scored, TrajectoryBatch
 
 Params = Any
 MOST_SKIPPED = 5  # refused updates in a row that a run survives
@@ -90,6 +90,7 @@ def make_learner(
     heads: Sequence[str] = (),
     critic: Estimator | None = None,
     kl: Penalty | None = None,
+    minibatches: int = 1,
 ) -> Learner:
     """Compile `prepare` and `train_step` for a mesh (data, fsdp, tensor).
 
@@ -101,7 +102,8 @@ def make_learner(
     `heads` names those on the trunk (models/heads.py) that the parameters have; they are trained beside adapters too.
     With `critic` (rl/critic.py) `prepare` fills values, advantages and returns; the values are those of "value_head",
     or 0 without it. `kl` is needed where the penalty is in the reward or its β adapted, by the `policy/ref_kl` that
-    the loss measures; β is then an array of the state, so that no step is compiled anew.
+    the loss measures; β is then an array of the state, so that no step is compiled anew. A `train_step` makes one
+    update for each of `minibatches` shares of a batch's micro-batches; what `prepare` has filled is theirs all.
     """
     if ref_is_base and adapters is None:
         raise ValueError("ref_is_base: got no adapters, want some; without them give `prepare` a reference of its own")
@@ -110,6 +112,8 @@ def make_learner(
     if kl is not None and kl.in_reward and critic is None:
         raise ValueError("kl.in_reward: got no critic, want one: the reward is made into credit on the device")
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if minibatches < 1:
+        raise ValueError(f"minibatches: got {minibatches}, want at least 1")
     if micro_rows < 1 or micro_rows % shards:
         raise ValueError(f"micro_rows: got {micro_rows}, want a multiple of data x fsdp = {shards} devices")
     fresh = partial(born, config, adapters=adapters, heads=heads)
@@ -131,7 +135,7 @@ def make_learner(
         out_shardings=rows,
     )
     step = jax.jit(
-        partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl),
+        partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl, minibatches=minibatches),
         in_shardings=(state_shardings, rows),
         out_shardings=(state_shardings, everywhere),
         donate_argnums=0,
@@ -239,18 +243,47 @@ def train_step(
     tx: optax.GradientTransformation,
     split: Callable,
     kl: Penalty | None = None,
+    minibatches: int = 1,
 ) -> tuple[TrainState, dict[str, Metric]]:
-    """One optimizer update: gradient of Σ totals / Σ counts over the whole batch. Pure.
+    """One optimizer update for each mini-batch, in turn: gradient of Σ totals / Σ counts over the whole of it. Pure.
 
+    Mini-batch k is the micro-batches k, k + minibatches, ... in use. Metrics are summed over them, but for
+    `policy/engine_gap_max`: that is the first one's, before the policy has moved.
     Where the loss or the gradient is not finite, or nothing at all was to be trained, the update is refused whole:
     parameters, optimizer (with its schedule's count) and β stay, and `skipped` grows by one.
     """
+    update = partial(_update, micro=split(batch), stride=minibatches, score=score, loss_fn=loss_fn, tx=tx, kl=kl)
+    if minibatches == 1:
+        return update(state, 0)
+
+    def one(k: Int[Array, ""], carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+        state, learned = update(carry[0], k)
+        if (gap := learned.get("policy/engine_gap_max")) is not None:
+            learned["policy/engine_gap_max"] = Max(jnp.where(k == 0, gap.value, -jnp.inf))
+        return state, jax.tree.map(lambda a, b: a + b, carry[1], learned, is_leaf=_is_metric)
+
+    shapes = jax.eval_shape(update, state, 0)[1]
+    nothing = jax.tree.map(lambda m: m.identity(), shapes, is_leaf=_is_metric)
+    return jax.lax.fori_loop(0, minibatches, one, (state, nothing))
+
+
+def _update(
+    state: TrainState,
+    part: int | Int[Array, ""],
+    *,
+    micro: TrajectoryBatch,
+    stride: int,
+    score: Callable,
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    kl: Penalty | None,
+) -> tuple[TrainState, dict[str, Metric]]:
+    """One update, on the micro-batches part, part + stride, ... in use."""
     coef = state.kl_coef
     if coef is not None and not kl.in_reward:
         loss_fn = partial(loss_fn, kl_coef=coef)
-    micro = split(batch)
     trained, frozen = lora.partition(state.params)
-    grads, loss, metrics = _accumulate(trained, frozen, micro, score, loss_fn)
+    grads, loss, metrics = _accumulate(trained, frozen, micro, score, loss_fn, part, stride)
     # Σ gradients of totals / Σ counts: one global denominator. Dividing before adding would weigh tokens by their cut.
     grads = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), grads)
     norm = optax.global_norm(grads)
@@ -292,23 +325,31 @@ def skipped_in_a_row(learned: Metrics, before: int) -> int:
 
 
 def _accumulate(
-    trained: Params, frozen: Params, micro: TrajectoryBatch, score: Callable, loss_fn: LossFn
+    trained: Params,
+    frozen: Params,
+    micro: TrajectoryBatch,
+    score: Callable,
+    loss_fn: LossFn,
+    part: int | Int[Array, ""],
+    stride: int,
 ) -> tuple[Params, Mean, Metrics]:
-    """Σ over micro-batches of (gradient of the loss's total, loss, metrics), the gradient in f32 and by `trained`."""
+    """Σ over the micro-batches part, part + stride, ... of (gradient of the loss's total, loss, metrics), the gradient
+    in f32 and by `trained`.
+    """
 
     def total(trained: Params, piece: TrajectoryBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
         loss, metrics = loss_fn(score(lora.combine(trained, frozen), piece), piece)
         return loss.total, (loss, dict(metrics))
 
     def one(i: Int[Array, ""], sums: tuple) -> tuple:
-        grads, measured = jax.grad(total, has_aux=True)(trained, _take(micro, i))
+        grads, measured = jax.grad(total, has_aux=True)(trained, _take(micro, part + stride * i))
         grads = jax.tree.map(lambda s, g: s + g.astype(jnp.float32), sums[0], grads)
         return grads, *jax.tree.map(lambda s, m: s + m, sums[1:], measured, is_leaf=_is_metric)
 
     measured = jax.eval_shape(total, trained, jax.eval_shape(_take, micro, jnp.int32(0)))[1]
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), trained)
     nothing = jax.tree.map(lambda m: m.identity(), measured, is_leaf=_is_metric)
-    return jax.lax.fori_loop(0, _used(micro), one, (zeros, *nothing))
+    return jax.lax.fori_loop(0, (_used(micro) - part + stride - 1) // stride, one, (zeros, *nothing))
 
 
 def _score(

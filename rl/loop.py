@@ -1,16 +1,20 @@
 """The loop: draw → roll out → gate → score → batch → agree → observe → step → publish → log. Read it top to bottom.
 
-Synchronous placement: batch v is sampled by the weights of version v alone. The unit is a *group*, `group_size`
-episodes of one task; each group has a *ticket*, and batch v is the next `groups_per_batch` admitted tickets in ticket
-order. The place of a group that is not admitted goes to the next ticket: what a batch holds does not depend on timing.
+The unit is a *group*, `group_size` episodes of one task; each group has a *ticket*, and batch v is the next
+`groups_per_batch` admitted tickets in ticket order. The place of a group that is not admitted goes to the next ticket:
+what a batch holds does not depend on timing. How far sampling runs ahead of learning is the gate's affair: with
+max_staleness 0 batch v is sampled by the weights of version v alone, with η > 0 groups are played, and finished ones
+wait, while the learner computes, and no token of batch v is older than version v - η (rl/rollout/feeder.py).
 
 Of several processes each plays its own tickets (ticket mod processes) for its own share of the batch, and all make one
 step together. By one process alone `hosts` is nothing: the records are a list of one.
 """
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,11 +29,10 @@ from rl.metrics.majority import majority_means
 from rl.replay import Replay
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rewards.shaping import without_overlong
+from rl.rollout.feeder import Feeder, Judged
 from rl.rollout.pool import Group, Pool
 from rl.rollout.staleness import StalenessGate
 from rl.types import Mean, Trajectory
-
-MOST_REFUSED = 8  # batches' worth of refused groups in a row: then the policy has nothing to learn from
 
 
 @dataclasses.dataclass
@@ -37,8 +40,9 @@ class Progress:
     """Where a run stands: host state, saved with the weights.
 
     `step` counts optimizer steps (those refused for a gradient that is not finite included), `version` published
-    batches. Every ticket below `ticket` is drawn, and so are those `ahead` of it, by a process that had to refill more
-    than another did: whoever goes on, and with how many processes, deals out the others.
+    batches. Every ticket below `ticket` is settled, trained on or refused, and so are those `ahead` of it, by a process
+    that had to refill more than another did: whoever goes on, and with how many processes, deals out the others. Of
+    these the groups in `waiting` had finished when the run was saved, and are not played again.
     """
 
     step: int = 0
@@ -46,16 +50,16 @@ class Progress:
     ticket: int = 0
     trained_s: float = 0.0  # the clock survives a restart
     ahead: list[int] = dataclasses.field(default_factory=list)
+    waiting: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # Feeder.waiting() of all processes
 
-    def next_ticket(self, hosts: Hosts) -> int:
-        """The first ticket of this process that is not drawn yet."""
-        ticket = self.ticket + (hosts.index - self.ticket) % hosts.count
-        while ticket in self.ahead:
-            ticket += hosts.count
-        return ticket
+    def tickets(self, hosts: Hosts) -> Iterator[int]:
+        """The tickets of this process that are not settled now, in order, without end."""
+        first = self.ticket + (hosts.index - self.ticket) % hosts.count
+        settled = frozenset(self.ahead)
+        return (ticket for ticket in itertools.count(first, hosts.count) if ticket not in settled)
 
-    def draw(self, tickets: Iterable[int]) -> None:
-        """Counts `tickets` as drawn; some may be already."""
+    def settle(self, tickets: Iterable[int]) -> None:
+        """Counts `tickets` as settled; some may be already."""
         ahead = {*self.ahead, *tickets}
         while self.ticket in ahead:
             self.ticket += 1
@@ -90,133 +94,115 @@ def train(
     eval_every: int,
     save_every: int,
     ref_every: int = 0,
+    minibatches: int = 1,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
 ) -> TrainState:
     """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
     place.
 
-    `groups_per_batch` is of all processes together. `credit` is one of rl/credit.py. `outcome(ticket, trajectories)` is
-    what a group, admitted or refused, tells the curriculum; `observe` takes what all processes' groups told, before the
-    next batch is drawn. `admit` may refuse a scored group. With `filter_overlong` what a limit cut is compared with and
-    not trained on (`without_overlong`). After every `ref_every` steps the reference that the state keeps is the policy
-    of that moment. `pool` may be stored episodes (rl/replay.py). A failed *episode* is data; whatever a thread, the
-    fault budget or the device raises ends the loop, in every process.
+    `groups_per_batch` is of all processes together; `gate` counts this one's. `credit` is one of rl/credit.py.
+    `outcome(ticket, trajectories)` is what a group, admitted or refused, tells the curriculum; `observe` takes what all
+    processes' groups told, before the gate lets in others. `draw` is called in this thread and in the feeder's, in
+    which `terms` and `admit`, which may refuse a scored group, are called. With `filter_overlong` what a limit cut is
+    compared with and not trained on (`without_overlong`). A batch is `minibatches` updates of the learner's, and so
+    many steps. After every `ref_every` steps the reference that the state keeps is the policy of that moment. `pool`
+    may be stored episodes (rl/replay.py). A failed *episode* is data; whatever a thread, the fault budget or the device
+    raises ends the loop, in every process.
     """
+    if (steps - progress.step) % minibatches:
+        raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
     last, skipped = progress.step >= steps, 0
-    while not last:
-        clock = _Clock()
-        with hosts.telling():
-            # Draw, roll out, gate, score: the next tickets, until enough groups are admitted.
-            share = groups_per_batch // hosts.count
-            groups, refused = roll_out(
-                pool, gate, draw, terms, progress, share, group_size, drop_equal_groups, hosts, admit=admit
-            )
-            clock.mark("rollout")
+    share = groups_per_batch // hosts.count
+    kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
+    judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit)
+    with Feeder(
+        pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
+        size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
+    ) as feeder:  # fmt: skip
+        while not last:
+            clock = _Clock()
+            with hosts.telling():
+                # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
+                feeder.let_in(progress.version)
+                groups, refused = feeder.next_batch()
+                clock.mark("rollout")
 
-            # Credit: one advantage an episode, or one a turn. What no term could judge is in no batch.
-            episodes = [t for group in groups for t in group.trajectories if np.isfinite(reward(t))]
-            rewards = [reward(t) for t in episodes]
-            place = [(t.ticket, t.member) for t in episodes]
-            batch, packing = pack(
-                without_overlong(episodes) if filter_overlong else episodes,
-                credit(episodes, rewards),
-                dict(zip(place, rewards, strict=True)),
-                version=progress.version,
-            )
-            everything = [*groups, *refused]
-            own = {
-                "drawn": [group.ticket for group in everything],
-                "outcomes": [outcome(group.ticket, group.trajectories) for group in everything],
-                "rolled": group_means(everything, terms),
-                "packed": packing_means(packing),
-            }
-            clock.mark("batch")
+                # Credit: one advantage an episode, or one a turn. What no term could judge is in no batch.
+                episodes = [t for group in groups for t in group.trajectories if np.isfinite(reward(t))]
+                rewards = [reward(t) for t in episodes]
+                place = [(t.ticket, t.member) for t in episodes]
+                batch, packing = pack(
+                    without_overlong(episodes) if filter_overlong else episodes,
+                    credit(episodes, rewards),
+                    dict(zip(place, rewards, strict=True)),
+                    version=progress.version,
+                )
+                everything = [*groups, *refused]
+                own = {
+                    "settled": [group.ticket for group in everything],
+                    "outcomes": [outcome(group.ticket, group.trajectories) for group in everything],
+                    "rolled": group_means(everything, terms),
+                    "packed": packing_means(packing),
+                }
+                clock.mark("batch")
 
-        # Agree: all processes have their rows, and know what the others drew and saw. Nobody enters the step before.
-        records = hosts.exchange(own)
-        progress.draw(ticket for record in records for ticket in record["drawn"])
-        observe([each for record in records for each in record["outcomes"]], progress.ticket)
-        rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
-        clock.mark("agree")
+            # Agree: all processes have their rows, and know what the others took and saw. Nobody enters a step before.
+            records = hosts.exchange(own)
+            progress.settle(ticket for record in records for ticket in record["settled"])
+            observe([each for record in records for each in record["outcomes"]], progress.ticket)
+            rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
+            clock.mark("agree")
 
-        # One optimizer step.
-        state, learned = learner.train_step(state, learner.prepare(state, ref, batch))
-        learned = jax.device_get(learned)  # D2H, once a step; waits for the update
-        progress.step += 1
-        skipped = skipped_in_a_row(learned, skipped)
-        if ref_every and progress.step % ref_every == 0:
-            state = learner.refresh(state)
-        clock.mark("learn")
+            # One optimizer step, or one for each mini-batch.
+            state, learned = learner.train_step(state, learner.prepare(state, ref, batch))
+            learned = jax.device_get(learned)  # D2H, once a step; waits for the update
+            progress.step += minibatches
+            skipped = skipped_in_a_row(learned, skipped)
+            if ref_every and progress.step % ref_every == 0:
+                state = learner.refresh(state)
+            clock.mark("learn")
 
-        # Publish.
-        progress.version += 1
-        publish(state.params, progress.version)
-        gate.on_publish(progress.version)
-        clock.mark("publish")
+            # Publish.
+            progress.version += 1
+            publish(state.params, progress.version)
+            clock.mark("publish")
 
-        # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
-        with hosts.telling():
-            keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
-            record = {**rolled, **learned, **packed}
-            success = None
-            if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
-                result = evaluate()
-                success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
-                record |= {f"eval/{name}": value for name, value in result.items()}
-                clock.mark("eval")
-            progress.trained_s += clock.total_s()
-            tokens = packed["batch/tokens"].total
-            log(progress.step, {**record, **clock.means(tokens), "time/trained_s": progress.trained_s})
-        last = any(hosts.exchange(progress.step >= steps or stop()))
-        if last or success is not None or (save_every and progress.step % save_every == 0):
-            save(state, progress, success)
+            # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
+            with hosts.telling():
+                keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
+                record = {**rolled, **learned, **packed}
+                success = None
+                if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
+                    result = evaluate()
+                    success = result["sampled"] if np.isfinite(result["sampled"]) else None  # NaN: every world failed
+                    record |= {f"eval/{name}": value for name, value in result.items()}
+                    clock.mark("eval")
+                progress.trained_s += clock.total_s()
+                tokens = packed["batch/tokens"].total
+                log(progress.step, {**record, **clock.means(tokens), "time/trained_s": progress.trained_s})
+            last = any(hosts.exchange(progress.step >= steps or stop()))
+            if last or success is not None or (save_every and progress.step % save_every == 0):
+                with hosts.telling():
+                    waiting = feeder.waiting()
+                progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]
+                save(state, progress, success)
     return state
 
 
-def roll_out(
-    pool: Pool | Replay,
-    gate: StalenessGate,
-    draw: Callable[[int], Task],
-    terms: Sequence[RewardTerm],
-    progress: Progress,
-    groups_per_batch: int,
-    group_size: int,
-    drop_equal_groups: bool,
-    hosts: Hosts = ALONE,
+def judge(
+    group: Group,
     *,
+    terms: Sequence[RewardTerm],
+    drop_equal_groups: bool = False,
     admit: Callable[[Sequence[Trajectory]], bool] = lambda trajectories: True,
-) -> tuple[list[Group], list[Group]]:
-    """The next `groups_per_batch` admitted groups of this process, scored, and those refused on the way, both in ticket
-    order.
-
-    Refused: too few scored members (the pool says so), equal rewards if `drop_equal_groups`, or what `admit` refuses.
-    Draws from `progress`. The gate lets in exactly as many groups as are still missing, so which tickets are drawn does
-    not depend on timing.
-    Raises RuntimeError when nearly every group is refused.
+) -> Judged:
+    """The group, scored. Refused: too few scored members (the pool says so), equal rewards if `drop_equal_groups`, or
+    what `admit` refuses.
     """
-    admitted, refused = [], []
-    while len(admitted) < groups_per_batch:
-        while gate.acquire(timeout_s=0):
-            ticket = progress.next_ticket(hosts)
-            pool.submit_group(ticket, draw(ticket), group_size)
-            progress.draw([ticket])
-        group = pool.next_group()
-        group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
-        if group.dropped or (drop_equal_groups and is_equal(group)) or not admit(group.trajectories):
-            gate.drop()
-            refused.append(group)
-        else:
-            gate.accept()
-            admitted.append(group)
-        if len(refused) >= MOST_REFUSED * groups_per_batch:
-            raise RuntimeError(
-                f"got {len(refused)} refused and {len(admitted)} admitted groups for a batch of {groups_per_batch}: "
-                "the world fails, or every episode of a group ends alike; see episodes/, mend the world, or start from "
-                "a policy that sometimes succeeds (rl.drop_equal_groups=False and curriculum.admit_low=0, admit_high=1 "
-                "train all the same)"
-            )
-    return sorted(admitted, key=lambda group: group.ticket), sorted(refused, key=lambda group: group.ticket)
+    group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
+    refused = group.dropped or (drop_equal_groups and is_equal(group)) or not admit(group.trajectories)
+    return Judged(group, admitted=not refused)
 
 
 def is_equal(group: Group) -> bool:

@@ -66,6 +66,6 @@ class Replay:
         dropped = cancelled or scored < min(MIN_SCORED, size)
         self._ready.append(Group(ticket, task, members, dropped, retries=0))
 
-    def next_group(self) -> Group:
-        """The groups in the order of their submission."""
+    def next_group(self, timeout_s: float | None = None) -> Group:
+        """The groups in the order of their submission; they are there at once."""
         return self._ready.popleft()

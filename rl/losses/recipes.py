@@ -21,6 +21,7 @@ from rl.losses.surrogate import (
     clipped_weight_surrogate,
     cut,
     decoupled_weight,
+    loglinear_proximal,
     sequence_log_ratio,
 )
 from rl.losses.value import clipped_value_loss, explained_variance
@@ -41,6 +42,7 @@ def policy_gradient(
     level: str = "token",
     decoupled_cap: float | None = None,
     weigh: Callable[..., Float[Array, "B T"]] = decoupled_weight,
+    proximal: str = "forward",
     reduce: str = "token",
     length: int | None = None,
 ) -> LossFn:
@@ -49,9 +51,10 @@ def policy_gradient(
     What all recipes of a policy have in common. `level` is "token" or "sequence" (GSPO); `kl_kind` the estimator in the
     loss, "k1" (whose gradient has nothing of the KL: only for comparison), "k2" or "k3". With kl_coef > 0 the batch
     must hold `ref_logp`; the loss takes another β than that at each call, `kl_coef=`, of no effect where this is 0.
-    With `decoupled_cap` the ratio is π/π_proximal and w = π_proximal/π_behavior multiplies the surrogate: the batch
-    must hold `proximal_logp`; `weigh` says what becomes of a w over the cap: rejected (`decoupled_weight`) or cut to it
-    (`truncated_weight`).
+    With `decoupled_cap` the ratio is π/π_proximal and w = π_proximal/π_behavior multiplies the surrogate; `weigh` says
+    what becomes of a w over the cap: rejected (`decoupled_weight`) or cut to it (`truncated_weight`). `proximal` is
+    "forward" (the batch must hold `proximal_logp`: one forward pass when it was cut, fixed over its updates) or
+    "loglinear" (`loglinear_proximal`, from the update's own forward pass).
 
     Metrics, on action tokens (and, where the batch has a `world_mask`, on the observations under it, of ratio 1 at the
     first update): `policy/entropy` nats; `policy/kl` = KL(behavior ‖ π) by k3; `policy/ref_kl` = KL(π ‖
@@ -62,11 +65,17 @@ def policy_gradient(
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"level: got {level!r}, want 'token' or 'sequence'")
+    if proximal not in ("forward", "loglinear"):
+        raise ValueError(f"proximal: got {proximal!r}, want 'forward' or 'loglinear'")
     has_kl = bool(kl_coef)
 
     def loss_fn(scored, batch, kl_coef=kl_coef):
         logp, mask = scored.logp, batch.action_mask
-        anchor = batch.behavior_logp if decoupled_cap is None else _given(batch.proximal_logp, "proximal_logp")
+        anchor = batch.behavior_logp
+        if decoupled_cap is not None and proximal == "loglinear":
+            anchor = loglinear_proximal(masked.keep(logp, mask), batch.behavior_logp, batch.staleness)
+        elif decoupled_cap is not None:
+            anchor = _given(batch.proximal_logp, "proximal_logp")
         log_ratio = masked.keep(logp - anchor, mask)
         # Advantages are data: garbage in a padded slot must not meet the ratio either.
         advantages = masked.keep(batch.advantages, mask)

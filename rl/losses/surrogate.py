@@ -77,6 +77,19 @@ def sequence_log_ratio(
     return masked.keep(log_ratio - jax.lax.stop_gradient(log_ratio) + jax.lax.stop_gradient(sequence), mask)
 
 
+def loglinear_proximal(
+    logp: Float[Array, "B T"], behavior_logp: Float[Array, "B T"], staleness: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """(1 - α) log π_behavior + α log π, α = s / (s + 1), s = staleness: log π_proximal without a forward pass.
+
+    π is taken to have moved at an even pace: the behavior policy is s versions older than the proximal one, and that
+    one older than what the update makes, so α = (v_proximal - v_behavior) / (v - v_behavior) with v = v_proximal + 1
+    (AReaL's prox_approx; A-3PO). Constant to the gradient; where s is 0 it is π_behavior.
+    """
+    alpha = staleness / (staleness + 1.0)
+    return jax.lax.stop_gradient((1 - alpha) * behavior_logp + alpha * logp)
+
+
 def decoupled_weight(
     proximal_logp: Float[Array, "B T"], behavior_logp: Float[Array, "B T"], mask: Bool[Array, "B T"], *, cap: float
 ) -> Float[Array, "B T"]:

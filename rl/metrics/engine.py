@@ -13,6 +13,8 @@ def engine_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dic
     one another instead of computing it; `engine/tokens_prefilled`: computed, that of evicted sessions and of an update
     included. `engine/kv_kept`: 1 where KV of older weights is kept. `time/publish_to_token_s`: from a publish to the
     first token of its weights, over the publishes whose first token came in this step; count 0 where none did.
+    `time/engine_idle_s`: in which nobody asked it for anything (what the learner waits for a batch is
+    `time/rollout_s`).
     """
     did = {name: now[name] - before[name] for name in before}
     return {
@@ -23,5 +25,6 @@ def engine_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dic
         "engine/evictions": did["evictions"],
         "engine/compiles": did["compiles"],
         "engine/kv_kept": now["kv_kept"],
+        "time/engine_idle_s": did["idle_s"],
         "time/publish_to_token_s": Mean(did["publish_to_token_s"], did["publishes"]),
     }

@@ -96,10 +96,11 @@ class Engine:
         self._stop_ids = StopIds(view, config.vocab_size, most=END_IDS)
         self._failure: BaseException | None = None
         self._closing = False
+        self._idle_since: float | None = None  # when the thread began to wait for work
         self._answered = 0  # turns that ended since work was last looked for: their worlds may ask again at once
         self._counts: dict[str, float] = dict.fromkeys(
             "prefills rounds swaps copies turns tokens_sampled tokens_kept tokens_prefilled tokens_copied lanes_used "
-            "crowded_rounds crowded_lanes_used prefill_s decode_s publishes publish_to_token_s".split(),
+            "crowded_rounds crowded_lanes_used prefill_s decode_s idle_s publishes publish_to_token_s".split(),
             0,
         )
         self._rounds = Rounds(
@@ -165,12 +166,14 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """State now (`version sessions requests busy_lanes free_rows waiting_opens kv_kept`), counts since the start.
+        `idle_s`: seconds in which nobody asked for anything.
 
         `publish_to_token_s`: from a publish to the first token of its weights, summed over the `publishes` that have
         been sampled by.
         """
         with self._lock:
             places = self.shapes.lanes * self._counts["rounds"]
+            waited_s = 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
             return {
                 "version": self._snapshot.version,
                 "sessions": len(self._sessions),
@@ -184,6 +187,7 @@ class Engine:
                 "lane_occupancy_frac": self._counts["lanes_used"] / max(1, places),
                 "compiles": self._rounds.device.compiles(),
                 **self._counts,
+                "idle_s": self._counts["idle_s"] + waited_s,
             }
 
     def drain(self, timeout_s: float) -> None:
@@ -382,7 +386,10 @@ class Engine:
             return bool(self._closing or self._next or self._commands)
 
         idle = not self._requests and not self._rounds.unread
+        self._idle_since = time.monotonic()
         self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
+        self._counts["idle_s"] += time.monotonic() - self._idle_since
+        self._idle_since = None
         # Worlds that were answered together ask together, and a program for the first costs what one for all does.
         # Where a round is not read yet, the device runs on meanwhile.
         asked, most = -1, self.shapes.lanes if len(self._sessions) > 1 else 0  # nobody waits for itself

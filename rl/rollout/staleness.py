@@ -61,6 +61,14 @@ class StalenessGate:
             self._version = version
             self._changed.notify_all()
 
+    def allows(self, sampled: int | None, place: int) -> bool:
+        """Whether a token that version `sampled` sampled is young enough for the `place`-th group (from 0) of those
+        that are to be trained from now on. None: there is no token.
+        """
+        with self._changed:
+            trained = self._version + place // self._limits["batch"]
+            return trained - (self._version if sampled is None else sampled) <= self._limits["max_staleness"]
+
     def close(self) -> None:
         """Wakes everyone who waits in `acquire`, for ever; idempotent."""
         with self._changed:

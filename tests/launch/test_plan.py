@@ -107,7 +107,13 @@ def test_finite(name):
         ({"engine/contexts": ()}, "end at engine.capacity=384"),
         ({"engine/contexts": 384}, "engine.contexts: got 384, wanted a tuple of whole numbers"),
         ({"engine/contexts": (192.5, 384)}, "wanted a tuple of whole numbers"),
-        ({"rl/max_staleness": 1}, "only synchronous rollout (0)"),
+        ({"rl/max_staleness": -1}, "rl.max_staleness: got -1, wanted at least 0"),
+        ({"rl/minibatches": 0}, "rl.minibatches: got 0, wanted at least 1"),
+        ({"rl/minibatches": 3}, "rl.steps=100: not a multiple of rl.minibatches=3"),
+        ({"rl/minibatches": 4, "rl/save_every": 0, "eval/every": 6}, "eval.every=6: not a multiple of rl.minibatches=4"),
+        ({"rl/minibatches": 100, "rl/save_every": 0, "eval/every": 0}, "a batch has 64 micro-batches at most"),
+        ({"rl/proximal": "none"}, "rl.proximal='none': wanted 'forward' or 'loglinear'"),
+        ({"rl/proximal": "loglinear"}, "rl.proximal='loglinear' with rl.recipe='grpo': no proximal policy is read"),
         ({"rl/recipe": "prm"}, "rl.recipe='prm': wanted one of grpo, dapo"),
         ({"rl/recipe": "ppo", "credit/name": "group"}, "with credit.name='group': the value head is ppo's"),
         ({"rl/recipe": "cispo"}, "rl.clip_high: got none for cispo"),
@@ -230,6 +236,8 @@ def test_a_batch_is_dealt_to_the_processes():
     with pytest.raises(ConfigError, match="mesh.data x mesh.fsdp = 1: not a multiple of 2 processes"):
         check_processes(on_one_device(plan), 2)
     check_processes(make_plan(tree(**{"mesh/fsdp": 2})), 2)
+    with pytest.raises(ConfigError, match="engine.split=True: of several processes each has its engine on its first"):
+        check_processes(make_plan(tree(**{"mesh/fsdp": 2, "engine/split": True})), 2)
 
 
 def test_a_plan_needs_no_jax():

@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_learner.py::test_one_device_equals_eight",
         "rl/learner.py",
-        "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl),",
+        "partial(train_step, score=score, loss_fn=loss_fn, tx=tx, split=split, kl=kl, minibatches=minibatches),",
         "partial(train_step, score=score, tx=tx, split=split, kl=kl, loss_fn=lambda *a: (\n"
         "            Mean((m := loss_fn(*a))[0].total / shards, m[0].count), m[1])),",
     ),
@@ -771,6 +771,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
         "return min(max_running - running, (max_staleness + version + 2) * max(batch, 1) - (accepted + running))",
     ),
+    Mutant(
+        "tests/laws/test_async.py::test_batches_are_in_ticket_order_and_no_token_is_too_old",
+        "rl/rollout/staleness.py",
+        "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
+        "return min(max_running - running, (max_staleness + version + 2) * max(batch, 1) - (accepted + running))",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_sampling_runs_ahead_while_the_learner_computes",
+        "rl/rollout/staleness.py",
+        "return min(max_running - running, (max_staleness + version + 1) * max(batch, 1) - (accepted + running))",
+        "return min(max_running - running, (version + 1) * max(batch, 1) - (accepted + running))",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_a_token_over_the_bound_ends_the_run",
+        "rl/rollout/batcher.py",
+        "if max_staleness is not None and oldest > max_staleness:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_staleness.py::test_what_was_sampled_before_is_allowed_by_its_turn",
+        "rl/rollout/staleness.py",
+        'trained = self._version + place // self._limits["batch"]',
+        "trained = self._version",
+    ),
+    Mutant(
+        "tests/laws/test_engine_mesh.py::test_devices_that_train_and_others_that_sample_make_the_run_of_those_that_do_both",
+        "launch/build.py",
+        "devices, want = jax.local_devices()[first:], e.replicas * e.tensor",
+        "devices, want = jax.local_devices(), e.replicas * e.tensor",
+    ),
+    Mutant(
+        "tests/laws/test_learner.py::test_minibatches_are_updates_in_turn_from_one_proximal_policy",
+        "rl/learner.py",
+        "_take(micro, part + stride * i))",
+        "_take(micro, i))",
+    ),
+    # -- asynchrony: batches in ticket order, nothing lost for being slow, each ticket trained once across kills
+    Mutant(
+        "tests/laws/test_async.py::test_batches_are_in_ticket_order_and_no_token_is_too_old",
+        "rl/rollout/feeder.py",
+        "while self._head in self._finished:",
+        "for self._head in [*self._finished]:",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_what_is_trained_is_as_long_as_what_is_generated",
+        "rl/rollout/feeder.py",
+        "while self._head in self._finished:",
+        "for self._head in [*self._finished]:",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_the_place_of_a_refused_group_is_filled_while_the_learner_computes",
+        "rl/rollout/feeder.py",
+        "self._wanted += 1",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_killed_and_resumed_it_trains_the_same_tickets",
+        "rl/rollout/feeder.py",
+        "kept = frozenset(self._finished)",
+        "kept = frozenset()",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_each_task_is_trained_once_an_epoch_across_kills",
+        "rl/loop.py",
+        "progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]",
+        "progress.waiting = []",
+    ),
+    Mutant(
+        "tests/laws/test_async.py::test_what_waits_is_dealt_again_to_other_processes",
+        "rl/loop.py",
+        'kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]',
+        "kept = progress.waiting",
+    ),
+    Mutant(
+        "tests/rl/test_losses.py::test_loglinear_proximal_of_areal",
+        "rl/losses/surrogate.py",
+        "alpha = staleness / (staleness + 1.0)",
+        "alpha = staleness / (staleness + 2.0)",
+    ),
     # -- resume: tasks are addressed by ticket
     Mutant(
         "tests/rl/test_curriculum.py::test_each_epoch_is_another_permutation",
@@ -860,9 +939,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/rl/test_loop.py::test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion",
-        "rl/loop.py",
-        "return sorted(admitted, key=lambda group: group.ticket), sorted(",
-        "return admitted, sorted(",
+        "rl/rollout/feeder.py",
+        "while self._head in self._finished:",
+        "for self._head in [*self._finished]:",
     ),
     Mutant(
         "tests/rl/test_supervised.py::test_rows_are_addressed_by_seed_and_step",
@@ -884,8 +963,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/rl/test_loop.py::test_refills_are_bounded",
-        "rl/loop.py",
-        "refused.append(group)",
+        "rl/rollout/feeder.py",
+        "self._refused += 1",
         "pass",
     ),
     # -- several processes: each plays its own tickets, all know what was drawn, stop and fail together
@@ -896,7 +975,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "share = jax.tree.map(lambda x: x[: len(x) // hosts.count], picked)",
     ),
     Mutant(
-        "tests/rl/test_loop.py::test_no_ticket_is_drawn_twice_or_lost",
+        "tests/rl/test_loop.py::test_no_ticket_is_taken_twice_or_lost",
         "rl/loop.py",
         "self.ahead = sorted(ticket for ticket in ahead if ticket > self.ticket)",
         "self.ahead = []",
@@ -904,7 +983,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_loop.py::test_a_refill_on_one_side_only_and_then_another_number_of_processes",
         "rl/loop.py",
-        'progress.draw(ticket for record in records for ticket in record["drawn"])',
+        'progress.settle(ticket for record in records for ticket in record["settled"])',
         "pass",
     ),
     Mutant(
@@ -928,8 +1007,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_loop.py::test_processes_make_the_batches_of_one",
         "rl/loop.py",
-        "ticket = self.ticket + (hosts.index - self.ticket) % hosts.count",
-        "ticket = self.ticket",
+        "first = self.ticket + (hosts.index - self.ticket) % hosts.count",
+        "first = self.ticket",
     ),
     Mutant(
         "tests/launch/test_processes.py::test_two_processes_make_the_same_run_and_one_goes_on_from_it",

@@ -1,17 +1,29 @@
-"""Law: on a mesh of fake devices, split or in replicas, an engine samples the tokens that it samples on one device."""
+"""Law: on a mesh of fake devices, split or in replicas, an engine samples the tokens that it samples on one device.
+
+Law: four devices that train and four others that sample make the run of four that do both.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from configs.defaults import defaults
+from launch import build
+from launch.plan import make_plan
 from models import lora
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.sharding import make_mesh
+from rl.learner import make_learner, make_optimizer
+from rl.losses import recipes
+from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine, request_key
 from rl.rollout.replicas import Replicas
+from rl.rollout.worker import Record
+from rl.types import Status, Trajectory
 from tests.models.weights import drawn
 
 SHAPE = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "d_ff": 64}
@@ -105,3 +117,56 @@ def test_weights_and_cache_lie_in_parts_and_adapters_are_merged():
         engine.close()
     with pytest.raises(ValueError, match="kv_heads.* of 4 is not divisible by mesh axis 'tensor' of 8"):
         make_engine(config, drawn(config), jax.devices())
+
+
+def plan_of(**engine):
+    """An engine over four devices, and a learner over four."""
+    c = defaults()
+    c.mesh.data, c.mesh.fsdp, c.batch.micro_rows = 2, 2, 4
+    c.engine.update({"tensor": 4, "lanes": 2, "residents": 2, "capacity": 64, "contexts": (64,)})
+    c.engine.update({"round_tokens": 4, "prefill_rows": 2, "prefill_chunk": 8, **engine})
+    c.rollout.max_episode_tokens, c.rollout.threads = 64, 4
+    return make_plan(c)
+
+
+def three_steps(learner, config, split):
+    """(what was sampled, the parameters after it), and which devices sample."""
+    state = learner.init_state(drawn(config))
+    codec = SimpleNamespace(view=lambda ids: "", end_ids=())
+    engine = build.build_engine(plan_of(split=split), config, state.params, 0, codec)
+    devices = {d for e in engine._engines for x in jax.tree.leaves(e._snapshot.params) for d in x.devices()}
+    turns = []
+    try:
+        for version in range(3):
+            episodes = []
+            for ticket in range(4):
+                record, prompt = Record(), [5 + ticket, 9, 2]
+                with engine.open(request_key(version, ticket, 0), Sampling()) as session:
+                    turns.append(session.generate(prompt, max_tokens=9))
+                record.given(prompt, -1)
+                record.sampled(turns[-1], 0)
+                episodes.append(Trajectory("toy", ticket, 0, Status.DONE, record.rows(), {}, {}))
+            credit = {(ticket, 0): (-1.0) ** ticket for ticket in range(4)}
+            shape = {"rows": 4, "length": 16, "micro_rows": 4, "version": version, "pad_id": 0, "max_staleness": 0}
+            state, _ = learner.train_step(
+                state, learner.prepare(state, None, pack(episodes, credit, credit, **shape)[0])
+            )
+            engine.publish(state.params, version + 1)
+    finally:
+        engine.close()
+    return turns, jax.device_get(state.params), devices
+
+
+def test_devices_that_train_and_others_that_sample_make_the_run_of_those_that_do_both():
+    config, mesh = CONFIGS["plain"], make_mesh(data=2, fsdp=2)
+    learner = make_learner(config, recipes.grpo(), make_optimizer(learning_rate=1e-2), mesh, micro_rows=4, chunk=16)
+    (apart, weights, there), (together, same, here) = (three_steps(learner, config, split) for split in (True, False))
+    assert there == {*jax.devices()[4:]} and here == {*jax.devices()[:4]} == {*mesh.devices.flat}
+    assert [turn.ids for turn in apart] == [turn.ids for turn in together]
+    assert [turn.version for turn in apart] == [[i // 4] * 9 for i in range(12)]
+    for a, b in zip(apart, together, strict=True):
+        np.testing.assert_allclose(a.logp, b.logp, atol=1e-5, rtol=0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), weights, same)
+    assert np.abs(weights["embed"] - drawn(config)["embed"]).max() > 1e-3
+    with pytest.raises(ValueError, match="= 16 devices, but this process has 4 beside those of the learner"):
+        build.build_engine(plan_of(split=True, replicas=4), config, None, 0, None)

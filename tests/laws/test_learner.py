@@ -337,3 +337,28 @@ def test_an_equal_group_pushes_nothing(advantages):
     grads, metrics = gradients_and_metrics(lay_out(PACKED, 24, of), loss="dapo")
     assert not any(np.any(g) for g in jax.tree.leaves(grads))
     assert metrics["loss"].total == 0 and metrics["optim/grad_norm"].total == 0
+
+
+def test_minibatches_are_updates_in_turn_from_one_proximal_policy():
+    """Three micro-batches in two shares, 0 and 2, then 1, are two steps on what was prepared before either."""
+    options = dict(micro_rows=2, temperature=0.7, chunk=8, fill_proximal=True)
+    tx, loss = make_optimizer(learning_rate=3e-2), recipes.ppo_decoupled()
+    one, two = (make_learner(CONFIG, loss, tx, make_mesh(), **options, minibatches=n) for n in (1, 2))
+    batch, state = lay_out(ONE_A_ROW, 24), one.init_state(params())
+    prepared = jax.device_get(one.prepare(state, None, batch))
+    learned = []
+    for rows in ([0, 1, 4], [2, 3]):
+        keep = np.isin(np.arange(8), rows)[:, None]
+        share = jax.tree.map(lambda x: np.where(keep, x, np.zeros_like(x)), prepared)  # noqa: B023
+        state, metrics = one.train_step(state, share)
+        learned.append(jax.device_get(metrics))
+    both = two.init_state(params())
+    both, got = two.train_step(both, two.prepare(both, None, batch))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=1e-6), both.params, state.params)
+    assert int(both.step) == 2 and np.abs(both.params["embed"] - params()["embed"]).max() > 3e-2
+    first, second = learned
+    assert_allclose(got["loss"].total, first["loss"].total + second["loss"].total, rtol=1e-5)
+    for name in ("policy/is_weight", "policy/entropy", "policy/staleness"):
+        assert_array_equal(got[name].count, first[name].count + second[name].count)
+    gaps = [float(metrics["policy/engine_gap_max"].value) for metrics in (got, first, second)]
+    assert gaps[0] == pytest.approx(gaps[1], rel=1e-5)  # what the policy has moved by then is no gap

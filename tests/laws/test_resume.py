@@ -3,6 +3,8 @@ ticket order are equal; parameters are equal bit for bit (what compiles is a fun
 the host state that a next step would start from, the best checkpoint and its score.
 
 Law: engine logp == learner logp, at every step, before and after a resume.
+
+Law: with max_staleness > 0 and a kill, every ticket is trained once all the same (tests/laws/test_async.py: with any).
 """
 
 import json
@@ -151,3 +153,40 @@ def test_killed_between_saves_and_resumed_equals_uninterrupted(uninterrupted, mo
     with open_workdir(folder, config) as workdir:
         train.run(plan, workdir, None)
     assert_equal_runs(plan, folder, root / "whole")
+
+
+def test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once(uninterrupted, monkeypatch):
+    root, config, _ = uninterrupted
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.rl.max_staleness, config.rl.save_every, config.rl.steps, config.eval.every = 2, 1, 5, 0
+    plan, folder = make_plan(config), root / "ahead"
+    write = Monitor.write
+
+    def kill(self, at, *args):
+        if at == 4:
+            raise Killed
+        write(self, at, *args)
+
+    with monkeypatch.context() as patch, open_workdir(folder, config) as workdir:
+        patch.setattr(Monitor, "write", kill)
+        with pytest.raises(Killed):
+            train.run(plan, workdir, root / "sft")
+    host = checkpoint.restore_host(folder / "ckpt")["progress"]
+    assert host["step"] == host["version"] == 3 and host["ticket"] == 6
+    waited = {saved["ticket"]: saved["episodes"] for saved in host["waiting"]}
+    with open_workdir(folder, config) as workdir:
+        train.run(plan, workdir, None)
+    trained = {}
+    for step in range(1, 6):
+        for t in read_episodes(folder, first=step, last=step):
+            assert (t.ticket, t.member) not in trained and t.ticket in (2 * step - 2, 2 * step - 1)
+            trained[t.ticket, t.member] = t
+            ages = {step - 1 - int(v) for row in t.rows for v in row.version[row.action_mask]}
+            assert 0 <= min(ages) <= max(ages) <= 2
+    assert sorted(trained) == [(ticket, member) for ticket in range(10) for member in range(2)]
+    for ticket, episodes in waited.items():  # not played again
+        assert [trained[ticket, member].to_bytes() for member in range(2)] == episodes
+    assert [record["step"] for record in records(folder)] == [1, 2, 3, 4, 5]
+    assert checkpoint.restore_host(folder / "ckpt")["progress"]["waiting"] == []
+    assert max(record["policy/staleness_max"] for record in records(folder)) in (1, 2)

@@ -59,7 +59,7 @@ class ScriptedPool:
         env.close()
         self.ended.append(Group(ticket, task, tuple(episodes), False, 0))
 
-    def next_group(self):
+    def next_group(self, timeout_s=None):
         return self.ended.pop()
 
 

@@ -17,6 +17,7 @@ from rl import loop
 from rl.credit import relative
 from rl.hosts import ALONE, HostError, Hosts
 from rl.rewards.compose import RewardTerm
+from rl.rollout.feeder import MOST_REFUSED, Feeder
 from rl.rollout.pool import Group
 from rl.rollout.staleness import StalenessGate
 from rl.types import Mean, Row, Status, Trajectory
@@ -70,7 +71,7 @@ class FakePool:
         self.submitted.append(ticket)
         self.most = max(self.most, len(self.open))
 
-    def next_group(self):
+    def next_group(self, timeout_s=None):
         ticket = self.open.pop(self.choose(len(self.open)))
         kind = self.kinds(ticket)
         return kind if isinstance(kind, Group) else finish(ticket, kind)
@@ -81,8 +82,17 @@ def gate(n):
 
 
 def roll_out(pool, n, progress=None, *, drop_equal=False, barrier=None):
+    """The next batch, as (admitted, refused)."""
     progress = progress or loop.Progress()
-    return loop.roll_out(pool, barrier or gate(n), draw, TERMS, progress, n, SIZE, drop_equal)
+    judge = partial(loop.judge, terms=TERMS, drop_equal_groups=drop_equal)
+    with Feeder(
+        pool, barrier or gate(n), draw, judge, progress.tickets(ALONE), size=SIZE, batch=n, batches=1
+    ) as feeder:
+        feeder.let_in(progress.version)
+        admitted, refused = feeder.next_batch()
+    assert not feeder.waiting()
+    progress.settle(group.ticket for group in [*admitted, *refused])
+    return admitted, refused
 
 
 def tickets(groups):
@@ -107,31 +117,32 @@ def test_equal_groups_are_refused_where_that_is_asked(drop_equal, want):
     st.lists(st.sampled_from([GOOD, GOOD, EQUAL, DROPPED, FAILED]), min_size=12, max_size=12),
     st.integers(1, 4),
     st.booleans(),
-    st.data(),
+    st.lists(st.integers(0, 3), min_size=1),
 )
-def test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion(kinds, n, drop_equal, data):
+def test_tickets_of_a_batch_do_not_depend_on_the_order_of_completion(kinds, n, drop_equal, picks):
     """Batch v is the v-th `n` admissible tickets; none is drawn twice or skipped, and none beyond what it needs."""
     kinds = [*kinds, *[GOOD] * 3 * n]
-    pool = FakePool(kinds.__getitem__, lambda under_way: data.draw(st.integers(0, under_way - 1)))
+    picks = itertools.cycle(picks)
+    pool = FakePool(kinds.__getitem__, lambda under_way: next(picks) % under_way)
     progress, barrier = loop.Progress(), gate(n)
     bad = {DROPPED, EQUAL} if drop_equal else {DROPPED}
-    for version in range(3):
+    for _ in range(3):
         start = progress.ticket
-        if sum(kind in bad for kind in kinds[start:]) >= loop.MOST_REFUSED * n:
+        if sum(kind in bad for kind in kinds[start:]) >= MOST_REFUSED * n:
             return  # the error has its own test
         admitted, refused = roll_out(pool, n, progress, drop_equal=drop_equal, barrier=barrier)
         want = list(itertools.islice((t for t in range(start, len(kinds)) if kinds[t] not in bad), n))
         assert tickets(admitted) == want and progress.ticket == want[-1] + 1
         assert tickets(refused) == [t for t in range(start, progress.ticket) if t not in want]
         assert pool.submitted == list(range(progress.ticket)) and not pool.open and pool.most <= n
-        barrier.on_publish(version + 1)
+        progress.version += 1
 
 
 def test_refills_are_bounded():
     pool = FakePool(([DROPPED] * 100).__getitem__)  # an IndexError where they are not
     with pytest.raises(RuntimeError, match="got 16 refused .*0 admitted .*for a batch of 2"):
         roll_out(pool, 2)
-    assert len(pool.submitted) <= loop.MOST_REFUSED * 2 + 2
+    assert len(pool.submitted) <= MOST_REFUSED * 2 + 2
 
 
 @pytest.mark.parametrize(
@@ -230,6 +241,17 @@ def test_evaluates_on_schedule_and_at_the_end_alone_and_saves_with_the_score():
     assert (progress.step, progress.version, progress.ticket) == (5, 5, 10)
 
 
+def test_a_batch_of_several_updates_is_so_many_steps_and_one_version():
+    progress, events, batches, _ = run(FakePool(lambda ticket: GOOD), steps=6, minibatches=2, eval_every=4)
+    assert [e[1] for e in events if e[0] == "log"] == [2, 4, 6] and [e[1] for e in events if e[0] == "evaluate"] == [
+        4,
+        6,
+    ]
+    assert [b[3] for b in batches] == [0, 1, 2] and (progress.step, progress.version, progress.ticket) == (6, 3, 6)
+    with pytest.raises(ValueError, match="got steps=9 after 6, want a multiple of minibatches=2 more"):
+        run(FakePool(lambda ticket: GOOD), progress, steps=9, minibatches=2)
+
+
 def test_a_stop_saves_without_evaluating_and_the_next_run_goes_on():
     pool, progress = FakePool(lambda ticket: GOOD), loop.Progress()
     _, events, _, _ = run(pool, progress, steps=4, eval_every=2, stop=lambda: progress.step >= 1)
@@ -293,22 +315,20 @@ def test_a_refill_on_one_side_only_and_then_another_number_of_processes():
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=4)), max_size=8))
-def test_no_ticket_is_drawn_twice_or_lost(stretches):
-    """Stretches of a run, each by some number of processes, of which process i draws so many tickets."""
-    progress, drawn = loop.Progress(), []
+def test_no_ticket_is_taken_twice_or_lost(stretches):
+    """Stretches of a run, each by some number of processes, of which process i takes so many tickets."""
+    progress, taken = loop.Progress(), []
     for processes, counts in stretches:
         everybody = []
         for index in range(processes):
-            mine = dataclasses.replace(progress)
-            for _ in range(counts[index]):
-                ticket = mine.next_ticket(Hosts(index, processes, exchange=None, tell=None))
-                assert ticket % processes == index
-                mine.draw([ticket])
-                everybody.append(ticket)
-        progress.draw(everybody)
-        drawn += everybody
-        assert len(set(drawn)) == len(drawn)
-        assert set(drawn) == {*range(progress.ticket), *progress.ahead}
+            mine = progress.tickets(Hosts(index, processes, exchange=None, tell=None))
+            own = list(itertools.islice(mine, counts[index]))
+            assert all(ticket % processes == index for ticket in own)
+            everybody += own
+        progress.settle(everybody)
+        taken += everybody
+        assert len(set(taken)) == len(taken)
+        assert set(taken) == {*range(progress.ticket), *progress.ahead}
 
 
 def test_all_stop_where_one_is_asked_to():

@@ -18,6 +18,7 @@ from rl.losses.surrogate import (
     clipped_surrogate,
     clipped_weight_surrogate,
     decoupled_weight,
+    loglinear_proximal,
     sequence_log_ratio,
     truncated_weight,
 )
@@ -125,6 +126,31 @@ def test_decoupled_is_plain_where_proximal_is_behavior():
         return jax.grad(lambda x: f(Scored(x, 0 * x), batch_of(proximal_logp=OLD))[0].total)(NEW)
 
     assert_array_equal(gradient(plain), gradient(decoupled))
+
+
+def test_loglinear_proximal_of_areal():
+    """Its own table: tokens of version v, under a policy that becomes `current`, are current - 1 - v versions old."""
+    for old, new, v, current, want in (
+        ([-1.0, -2, -3], [-1.5, -2.5, -3.5], [0, 0, 0], 2, [-1.25, -2.25, -3.25]),
+        ([-1.0, -2], [-1.5, -2.2], [0, 2], 4, [-1.375, -2.1]),
+        ([-1.0, -2], [-1.5, -2.2], [4, 4], 5, [-1.0, -2.0]),
+    ):
+        got = loglinear_proximal(jnp.array(new), jnp.array(old), current - 1 - jnp.array(v))
+        assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_loglinear_proximal_needs_no_forward_pass_and_carries_no_gradient():
+    """At staleness 1 it is half-way: u = w = (π/π_behavior)^½ each. The slope of -w·u·A is that of u alone."""
+    recipe, staleness = recipes.ppo_decoupled(proximal="loglinear", clip_high=9.0, clip_low=1.0), jnp.ones_like(SEGMENT)
+
+    def total(logp):
+        batch = dataclasses.replace(batch_of(), staleness=staleness)
+        return recipe(Scored(logp, 0 * logp), batch)[0].total
+
+    loss, slope = jax.value_and_grad(total)(NEW)
+    want = jnp.where(MASK, -jnp.exp(NEW - OLD) * ADVANTAGE, 0)
+    assert_allclose(loss, want.sum(), rtol=1e-6)
+    assert_allclose(slope, want, rtol=1e-5)
 
 
 def test_nemo_rl_rows():
@@ -460,6 +486,7 @@ RECIPES = {
     "ppo": recipes.ppo(),
     "critic": recipes.critic(),
     "ppo_decoupled": recipes.ppo_decoupled(),
+    "ppo_loglinear": recipes.ppo_decoupled(proximal="loglinear"),
     "ppo_truncated": recipes.ppo_decoupled(decoupled_cap=1.1, weigh=truncated_weight),
     "sft": recipes.sft(),
 }
@@ -511,6 +538,8 @@ def test_a_missing_field_is_named():
         loss_of(recipes.grpo(kl_coef=0.1))
     with pytest.raises(ValueError, match="this loss needs batch.proximal_logp"):
         loss_of(recipes.ppo_decoupled())
+    with pytest.raises(ValueError, match="proximal: got 'none', want 'forward' or 'loglinear'"):
+        recipes.ppo_decoupled(proximal="none")
 
 
 def test_cross_entropy():

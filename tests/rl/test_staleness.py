@@ -119,6 +119,14 @@ def test_resume_counts_what_will_still_be_trained():
     assert (kept.stats()["capacity"], lost.stats()["capacity"]) == (3, 4)  # (1 + 1 + 1) · 2 − 3, and − 2
 
 
+def test_what_was_sampled_before_is_allowed_by_its_turn():
+    gate = StalenessGate(batch=2, max_staleness=1, max_running=9)
+    gate.on_publish(3)  # places 0 and 1 are trained at version 3, 2 and 3 at version 4, ...
+    assert [gate.allows(2, place) for place in range(4)] == [True, True, False, False]
+    assert [gate.allows(sampled, 3) for sampled in (1, 3, None)] == [False, True, True]
+    assert [gate.allows(None, place) for place in (3, 4)] == [True, False]
+
+
 def test_errors():
     gate = StalenessGate(batch=2, max_staleness=0, max_running=9)
     with pytest.raises(RuntimeError, match="accept: got no running group"):

@@ -7,7 +7,9 @@ Run:    python -m launch.sft --config=configs/search_cold.py:hops=1 --workdir=ru
         python -m launch.train --config=configs/search_cold.py --workdir=runs/search_cold/rl --init=runs/search_cold/sft
         (Without hints: --config.hints.prob=0.)
 Cost:   about that of configs/quickstart.py, whose policy and steps it has.
-Expect: not measured yet; see configs/sweeps/hints.py.
+Expect: no run yet; see configs/sweeps/hints.py. Of the world (300 training tasks): after one search for what the
+        question names, the answer is shown in 6 %, and a value at random of what is shown is right in .8 %; after one
+        for the hinted page it is shown in all. No demonstration of one hop searches twice (0 of 400).
 """
 
 from configs import quickstart

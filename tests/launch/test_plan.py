@@ -110,7 +110,10 @@ def test_finite(name):
         ({"rl/max_staleness": -1}, "rl.max_staleness: got -1, wanted at least 0"),
         ({"rl/minibatches": 0}, "rl.minibatches: got 0, wanted at least 1"),
         ({"rl/minibatches": 3}, "rl.steps=100: not a multiple of rl.minibatches=3"),
-        ({"rl/minibatches": 4, "rl/save_every": 0, "eval/every": 6}, "eval.every=6: not a multiple of rl.minibatches=4"),
+        (
+            {"rl/minibatches": 4, "rl/save_every": 0, "eval/every": 6},
+            "eval.every=6: not a multiple of rl.minibatches=4",
+        ),
         ({"rl/minibatches": 100, "rl/save_every": 0, "eval/every": 0}, "a batch has 64 micro-batches at most"),
         ({"rl/proximal": "none"}, "rl.proximal='none': wanted 'forward' or 'loglinear'"),
         ({"rl/proximal": "loglinear"}, "rl.proximal='loglinear' with rl.recipe='grpo': no proximal policy is read"),

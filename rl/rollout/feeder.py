@@ -153,9 +153,10 @@ class Feeder:
                 except TimeoutError:
                     continue
                 judged = self._judge(group)  # outside the lock: it may ask somebody, and take long
-                with self._changed:  # at once: where none is under way, none will be
+                with self._changed:  # one less runs when all that follows from it is done: then 0 means 0
                     self._take(judged)
                     self._fill()
+                    self._running -= 1
         except BaseException as error:  # the loop hears of it
             with self._changed:
                 self._error = error
@@ -167,7 +168,6 @@ class Feeder:
             return not self._stop
 
     def _take(self, judged: Judged) -> None:
-        self._running -= 1
         self._finished[judged.group.ticket] = judged
         if judged.admitted:
             self._gate.accept()

@@ -807,6 +807,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "_take(micro, part + stride * i))",
         "_take(micro, i))",
     ),
+    Mutant(
+        "tests/laws/test_resume.py::test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once",
+        "rl/rollout/engine.py",
+        'if self.kv_on_update == "recompute":',
+        "if False:",
+    ),
     # -- asynchrony: batches in ticket order, nothing lost for being slow, each ticket trained once across kills
     Mutant(
         "tests/laws/test_async.py::test_batches_are_in_ticket_order_and_no_token_is_too_old",

@@ -4,7 +4,8 @@ the host state that a next step would start from, the best checkpoint and its sc
 
 Law: engine logp == learner logp, at every step, before and after a resume.
 
-Law: with max_staleness > 0 and a kill, every ticket is trained once all the same (tests/laws/test_async.py: with any).
+Law: with max_staleness > 0 and a kill, every ticket is trained once all the same (tests/laws/test_async.py: with any),
+and each token's logp is that of the version that it names, whenever new weights came.
 """
 
 import json
@@ -18,10 +19,13 @@ from configs import quickstart
 from launch import build, policy, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
+from models import transformer
+from models.logprobs import token_logp
 from rl import checkpoint
 from rl.episodes import EpisodeLog, read_episodes
 from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
+from rl.rollout import engine
 
 STEPS = 3
 TERM = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
@@ -155,19 +159,47 @@ def test_killed_between_saves_and_resumed_equals_uninterrupted(uninterrupted, mo
     assert_equal_runs(plan, folder, root / "whole")
 
 
+def worst_gap(plan, workdir, episodes, by_version):
+    """The largest |logp - behavior_logp| of any action, logp by the weights of the version that it names."""
+    codec = policy.load_codec(workdir)
+    config = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
+
+    @jax.jit
+    def logp(params, tokens, segment):
+        hidden = transformer.apply(params, config, tokens, segment, jax.numpy.arange(256)[None])
+        how = {"n_ids": config.n_ids, "temperature": plan.rl.temperature, "chunk": 256}
+        return token_logp(params, hidden, tokens, **how)[0][0]
+
+    worst = 0.0
+    for row in (row for t in episodes for row in t.rows):
+        n = len(row.tokens)
+        tokens = np.pad(row.tokens, (0, 256 - n))[None]
+        for version in {*row.version[row.action_mask].tolist()}:
+            own = np.asarray(logp(by_version[version], tokens, (np.arange(256) < n).astype(np.int32)[None]))[:n]
+            gap = np.abs(own - row.behavior_logp)[row.version == version]
+            worst = max(worst, float(gap.max()))
+    return worst
+
+
 def test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once(uninterrupted, monkeypatch):
     root, config, _ = uninterrupted
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.rl.max_staleness, config.rl.save_every, config.rl.steps, config.eval.every = 2, 1, 5, 0
     plan, folder = make_plan(config), root / "ahead"
-    write = Monitor.write
+    write, snapshot, by_version = Monitor.write, engine.snapshot, {}
 
     def kill(self, at, *args):
         if at == 4:
             raise Killed
         write(self, at, *args)
 
+    def kept(params, version, *args):
+        served = snapshot(params, version, *args)
+        by_version[version] = served.params
+        return served
+
+    monkeypatch.setattr(engine, "snapshot", kept)
     with monkeypatch.context() as patch, open_workdir(folder, config) as workdir:
         patch.setattr(Monitor, "write", kill)
         with pytest.raises(Killed):
@@ -190,3 +222,4 @@ def test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once(uninterrup
     assert [record["step"] for record in records(folder)] == [1, 2, 3, 4, 5]
     assert checkpoint.restore_host(folder / "ckpt")["progress"]["waiting"] == []
     assert max(record["policy/staleness_max"] for record in records(folder)) in (1, 2)
+    assert worst_gap(plan, folder, trained.values(), by_version) <= 1e-4

@@ -810,8 +810,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_resume.py::test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once",
         "rl/rollout/engine.py",
-        'if self.kv_on_update == "recompute":',
-        "if False:",
+        "self._next = fresh",
+        "self._next = Snapshot(self._snapshot.params, version)",
     ),
     # -- asynchrony: batches in ticket order, nothing lost for being slow, each ticket trained once across kills
     Mutant(

@@ -251,7 +251,7 @@ def build_gate(plan: Plan, version: int, hosts: Hosts = ALONE) -> StalenessGate:
     """The gate of a run that has published `version` batches: every one of them took this process's groups."""
     batch, ahead = plan.rl.groups_per_batch // hosts.count, plan.rl.max_staleness
     gate = StalenessGate(batch=batch, max_staleness=ahead, max_running=(ahead + 1) * batch)
-    gate.load_state_dict({"version": version, "accepted": version * batch, "dropped": 0}, kept=0)
+    gate.start_at(version)
     return gate
 
 

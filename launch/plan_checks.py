@@ -193,6 +193,10 @@ def _check_rl(plan: "Plan") -> None:
         "learner's are of all; set eval.constrain_tools instead",
     )
     refuse(
+        plan.ttrl.per_query and rl.max_staleness != 0,
+        f"ttrl.per_query with rl.max_staleness={rl.max_staleness}: a query's tickets are its own; set it to 0",
+    )
+    refuse(
         rl.train_on_world and rl.max_staleness != 0,
         f"rl.train_on_world with rl.max_staleness={rl.max_staleness}: nobody sampled an observation, so its ratio "
         "is to the policy of its batch; set either to 0",
@@ -207,6 +211,7 @@ def _check_rl(plan: "Plan") -> None:
         "rl.save_every": rl.save_every,
         "rl.ref_every": rl.ref_every,
         "eval.every": plan.eval.every,
+        **({"ttrl.steps": plan.ttrl.steps} if plan.ttrl.per_query else {}),
     }.items():
         refuse(
             steps % rl.minibatches != 0,

@@ -137,7 +137,9 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
         EpisodeLog(workdir, **own) as episodes,
         EpisodeLog(workdir, folder="episodes_eval", **own) as eval_episodes,
         checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,
-        runs.profiling(workdir / "profile", None if hosts.index else profile, progress.step) as mark_step,
+        runs.profiling(
+            workdir / "profile", None if hosts.index else profile, progress.step, stride=plan.rl.minibatches
+        ) as mark_step,
         runs.stopping() as stop,
     ):
 
@@ -154,6 +156,12 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
             record(step, {**metrics, **engine_metrics(before, seen)})
             mark_step(step)
 
+        def host(progress: Progress) -> dict[str, Any]:
+            tasks = parts.curriculum.state_dict(progress.ticket)
+            # Process 0's tree is the one that is kept, and each process has drawn its own tickets.
+            own = [[ticket, index] for ticket, index in tasks["drawn"] if ticket % hosts.count == hosts.index]
+            return {"tasks": tasks | {"drawn": [drawn for each in hosts.exchange(own) for drawn in each]}}
+
         yield Live(
             engine=engine,
             pool=pool,
@@ -161,7 +169,7 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
             log=log,
             keep_episodes=partial(keep, episodes),
             keep_evaluated=partial(keep, eval_episodes),
-            save=runs.saver(checkpoints, lambda p: {"tasks": parts.curriculum.state_dict(p.ticket)}),
+            save=runs.saver(checkpoints, host),
             stop=stop,
         )
 

@@ -129,7 +129,9 @@ def run(
     with (
         runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
         checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,
-        runs.profiling(workdir / "profile", None if hosts.index else profile, progress.step) as mark_step,
+        runs.profiling(
+            workdir / "profile", None if hosts.index else profile, progress.step, stride=plan.rl.minibatches
+        ) as mark_step,
         runs.stopping() as stop,
     ):
 

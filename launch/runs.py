@@ -287,16 +287,18 @@ def exits_when_stopped(remedy: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def profiling(folder: Path, steps: tuple[int, int] | None, done: int) -> Iterator[Callable[[int], None]]:
+def profiling(
+    folder: Path, steps: tuple[int, int] | None, done: int, *, stride: int = 1
+) -> Iterator[Callable[[int], None]]:
     """Records steps a..b with jax.profiler: call what is yielded with the number of each step that has ended.
 
-    `done`: steps that a resumed run has behind it.
+    `done`: steps that a resumed run has behind it; `stride`: how many end at once.
     """
     running = False
 
     def mark(step: int) -> None:
         nonlocal running
-        if steps and not running and steps[0] <= step + 1 <= steps[1]:
+        if steps and not running and steps[0] <= step + stride and step < steps[1]:
             jax.profiler.start_trace(str(folder))
             running = True
         elif running and step >= steps[1]:

@@ -306,7 +306,8 @@ def main(_) -> None:
             raise cli.ConfigError(f"--arms: got {unknown}, want of {', '.join(sweep['arms'])}")
         if flags.FLAGS.arms:
             sweep["arms"] = {name: sweep["arms"][name] for name in flags.FLAGS.arms}
-        for path in (sweep["warm"], *sweep["measure"].values(), *sweep.get("texts", ())):
+        reward_model = [sweep["rm"]] if "rm" in sweep else []
+        for path in (sweep["warm"], *sweep["measure"].values(), *sweep.get("texts", ()), *reward_model):
             make_plan(load_config(path, {}, 0))
         steps = [step for arm in sweep["arms"].values() for step in steps_of(arm)]
         plans = [(step.get("stage"), make_plan(step_config(sweep, step, 0))) for step in steps]

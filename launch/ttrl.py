@@ -117,7 +117,8 @@ def adapt_to(parts: "Parts", live: "Live", query: "Task", i: int) -> dict[str, A
     signal came first. Tickets, versions and steps are functions of i: it is the same query whatever came before.
     """
     from launch import draws, reinforce
-    from rl.loop import MOST_REFUSED, Progress
+    from rl.loop import Progress
+    from rl.rollout.feeder import MOST_REFUSED
 
     plan, end, played = parts.plan, (i + 1) * parts.plan.rl.steps, []
     before = measure(plan, live.eval_pool, [query], played, first=i)

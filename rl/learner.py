@@ -311,14 +311,15 @@ def _update(
 
 
 def skipped_in_a_row(learned: Metrics, before: int) -> int:
-    """How many updates were refused one after another, the one that gave `learned` included. Raises RuntimeError at
-    MOST_SKIPPED: such a run would end as if it had trained.
+    """How many batches in a row had all of their updates refused, the one that gave `learned` included. Raises
+    RuntimeError at MOST_SKIPPED: such a run would end as if it had trained. A mini-batch without a row is no reason.
     """
-    skipped = before + 1 if learned["optim/skipped"].total else 0
+    told = learned["optim/skipped"]
+    skipped = before + 1 if told.total >= told.count else 0
     if skipped >= MOST_SKIPPED:
         raise RuntimeError(
-            f"got {skipped} refused updates in a row, want one that can be made: no batch held a token to train (do "
-            "prompts leave room in rollout.max_episode_tokens?), or loss and gradient are not finite (lower the rate); "
+            f"got {skipped} batches in a row whose updates were refused, want one that can be made: no batch held a "
+            "token to train (do prompts leave room in rollout.max_episode_tokens?), or loss and gradient are not finite (lower the rate); "
             "the last checkpoint is intact"
         )
     return skipped

@@ -10,6 +10,7 @@ Of several processes each plays its own tickets (ticket mod processes) for its o
 step together. By one process alone `hosts` is nothing: the records are a list of one.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -116,10 +117,12 @@ def train(
     share = groups_per_batch // hosts.count
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
     judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit)
-    with Feeder(
-        pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
-        size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
-    ) as feeder:  # fmt: skip
+    with contextlib.ExitStack() as closing:
+        with hosts.telling():
+            feeder = closing.enter_context(Feeder(
+                pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
+                size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
+            ))  # fmt: skip
         while not last:
             clock = _Clock()
             with hosts.telling():

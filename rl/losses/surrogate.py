@@ -84,7 +84,8 @@ def loglinear_proximal(
 
     π is taken to have moved at an even pace: the behavior policy is s versions older than the proximal one, and that
     one older than what the update makes, so α = (v_proximal - v_behavior) / (v - v_behavior) with v = v_proximal + 1
-    (AReaL's prox_approx; A-3PO). Constant to the gradient; where s is 0 it is π_behavior.
+    (AReaL's prox_approx; A-3PO). Constant to the gradient; where s is 0 it is π_behavior. At a batch's first update π
+    has not moved yet, and the ratio to what this gives is not 1 where s > 0: an approximation of the proximal policy.
     """
     alpha = staleness / (staleness + 1.0)
     return jax.lax.stop_gradient((1 - alpha) * behavior_logp + alpha * logp)

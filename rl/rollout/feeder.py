@@ -64,7 +64,7 @@ class Feeder:
         self._error: BaseException | None = None
         to_draw, to_keep, self._uncut = itertools.tee(tickets, 3)
         self._head = next(self._uncut)  # the first ticket that is not in `_ready`
-        for judged in _restored(waiting, draw, to_keep, gate):
+        for judged in _restored(waiting, draw, to_keep, gate, batches * batch):
             if judged.admitted:
                 if not gate.acquire(timeout_s=0):
                     raise RuntimeError(f"{len(waiting)} groups wait, more than the gate lets in: {gate.stats()}")
@@ -186,19 +186,28 @@ class Feeder:
 
 
 def _restored(
-    waiting: Sequence[Mapping[str, Any]], draw: Callable[[int], Task], tickets: Iterable[int], gate: StalenessGate
+    waiting: Sequence[Mapping[str, Any]],
+    draw: Callable[[int], Task],
+    tickets: Iterable[int],
+    gate: StalenessGate,
+    room: int,
 ) -> Iterator[Judged]:
     """The groups of `waiting`, but for those that must be played again: of a data set that is not drawn from any more,
-    or with tokens that would be too old by their turn (there are more processes now, or fewer).
+    or with tokens that would be too old by their turn (there are more processes now, or fewer), or beyond the `room`
+    groups that are trained at all.
     """
-    refused = {saved["ticket"] for saved in waiting if not saved["admitted"]}
-    last = max((saved["ticket"] for saved in waiting), default=-1)
-    open_ = itertools.takewhile(lambda ticket: ticket <= last, tickets)
-    places = {ticket: i for i, ticket in enumerate(ticket for ticket in open_ if ticket not in refused)}
+    kept = {}
     for saved in waiting:
         ticket, trajectories = saved["ticket"], tuple(map(Trajectory.from_bytes, saved["episodes"]))
         task = draw(ticket)
-        versions = [int(v) for t in trajectories for row in t.rows for v in row.version[row.action_mask]]
-        fresh = not saved["admitted"] or gate.allows(min(versions, default=None), places[ticket])
-        if fresh and all(t.task_id == task.task_id for t in trajectories):
-            yield Judged(Group(ticket, task, trajectories, saved["dropped"], saved["retries"]), saved["admitted"])
+        if all(t.task_id == task.task_id for t in trajectories):
+            group = Group(ticket, task, trajectories, saved["dropped"], saved["retries"])
+            kept[ticket] = Judged(group, saved["admitted"])
+    # The place of each ticket among those that are trained, if whatever is still to be played is.
+    upto = itertools.takewhile(lambda ticket: ticket <= max(kept, default=-1), tickets)
+    places = {ticket: i for i, ticket in enumerate(t for t in upto if t not in kept or kept[t].admitted)}
+    for ticket, judged in kept.items():
+        rows = [row for t in judged.group.trajectories for row in t.rows]
+        oldest = min((int(v) for row in rows for v in row.version[row.action_mask]), default=None)
+        if not judged.admitted or (places[ticket] < room and gate.allows(oldest, places[ticket])):
+            yield judged

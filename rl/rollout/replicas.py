@@ -44,12 +44,13 @@ class Replicas:
         return sum(engine.warm_up(truncated=truncated, constraints=constraints) for engine in self._engines)
 
     def stats(self) -> dict[str, float]:
-        """Sums over the replicas, and the least `version`."""
+        """Sums over the replicas, the least `version`, and the mean of `idle_s`."""
         each = [engine.stats() for engine in self._engines]
         total = {name: sum(stats[name] for stats in each) for name in each[0]}
         return total | {
             "version": min(stats["version"] for stats in each),
             "kv_kept": each[0]["kv_kept"],
+            "idle_s": total["idle_s"] / len(each),
             "lane_occupancy_frac": total["lanes_used"] / max(1, total["lane_places"]),
             "compiles": max(stats["compiles"] for stats in each),  # each counts those of the whole process
         }

@@ -6,7 +6,6 @@ latest: the bound holds for each of its tokens, because every token is sampled a
 """
 
 import threading
-from collections.abc import Mapping
 
 
 def capacity(version: int, accepted: int, running: int, *, batch: int, max_staleness: int, max_running: int) -> int:
@@ -86,28 +85,14 @@ class StalenessGate:
                 "capacity": self._capacity(),
             }
 
-    def state_dict(self) -> dict[str, int]:
-        """What a resumed run needs: the version, the counts of groups that ended. Running groups are drawn again."""
-        with self._changed:
-            return {"version": self._version, "accepted": self._accepted, "dropped": self._dropped}
-
-    def load_state_dict(self, state: Mapping[str, int], *, kept: int) -> None:
-        """Goes on from `state`; `kept` accepted groups were restored with it and wait for training (their episodes
-        were saved).
-
-        accepted = version * batch + kept: a group that was accepted, lost and will be drawn again must not count twice.
+    def start_at(self, version: int) -> None:
+        """Goes on where `version` batches are published, and all groups of theirs were accepted. Groups that were
+        accepted and wait for training take their places again. Raises RuntimeError unless the gate is fresh.
         """
         with self._changed:
             if self._running or self._accepted:
-                raise RuntimeError(f"load_state_dict: got a gate with {self._running} running groups, want a fresh one")
-            most = state["accepted"] - state["version"] * self._limits["batch"]
-            if not 0 <= kept <= max(most, 0):
-                raise ValueError(
-                    f"load_state_dict: got kept={kept}, want 0 to {max(most, 0)} (accepted {state['accepted']} less "
-                    f"{state['version']} batches of {self._limits['batch']}); was the batch size changed?"
-                )
-            self._version, self._dropped = state["version"], state["dropped"]
-            self._accepted = state["version"] * self._limits["batch"] + kept
+                raise RuntimeError(f"start_at: got a gate with {self._running} running groups, want a fresh one")
+            self._version, self._accepted = version, version * self._limits["batch"]
             self._changed.notify_all()
 
     def _capacity(self) -> int:

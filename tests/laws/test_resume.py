@@ -26,6 +26,7 @@ from rl.episodes import EpisodeLog, read_episodes
 from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
 from rl.rollout import engine
+from rl.rollout.feeder import Feeder
 
 STEPS = 3
 TERM = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
@@ -199,9 +200,15 @@ def test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once(uninterrup
         by_version[version] = served.params
         return served
 
+    def some(self, waiting=Feeder.waiting):
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._ready or self._finished, 60)
+        return waiting(self)
+
     monkeypatch.setattr(engine, "snapshot", kept)
     with monkeypatch.context() as patch, open_workdir(folder, config) as workdir:
         patch.setattr(Monitor, "write", kill)
+        patch.setattr(Feeder, "waiting", some)
         with pytest.raises(Killed):
             train.run(plan, workdir, root / "sft")
     host = checkpoint.restore_host(folder / "ckpt")["progress"]
@@ -217,6 +224,7 @@ def test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once(uninterrup
             ages = {step - 1 - int(v) for row in t.rows for v in row.version[row.action_mask]}
             assert 0 <= min(ages) <= max(ages) <= 2
     assert sorted(trained) == [(ticket, member) for ticket in range(10) for member in range(2)]
+    assert waited
     for ticket, episodes in waited.items():  # not played again
         assert [trained[ticket, member].to_bytes() for member in range(2)] == episodes
     assert [record["step"] for record in records(folder)] == [1, 2, 3, 4, 5]

@@ -265,5 +265,5 @@ def test_a_run_in_which_no_update_can_be_made_ends():
     for _ in range(MOST_SKIPPED - 1):
         count = skipped_in_a_row(refused, count)
     assert (count, skipped_in_a_row(made, count)) == (MOST_SKIPPED - 1, 0)
-    with pytest.raises(RuntimeError, match=f"got {MOST_SKIPPED} refused updates in a row"):
+    with pytest.raises(RuntimeError, match=f"got {MOST_SKIPPED} batches in a row whose updates were refused"):
         skipped_in_a_row(refused, count)

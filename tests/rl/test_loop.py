@@ -205,7 +205,7 @@ def run(pool, progress=None, **options):
     }  # fmt: skip
     n = kwargs["groups_per_batch"] // kwargs.get("hosts", ALONE).count
     barrier = gate(n)
-    barrier.load_state_dict({"version": progress.version, "accepted": n * progress.version, "dropped": 0}, kept=0)
+    barrier.start_at(progress.version)
     loop.train(FakeLearner, FakeState(), None, pool, barrier, progress, **kwargs)
     return progress, events, batches, metrics
 

@@ -104,19 +104,15 @@ def test_many_threads_never_exceed_the_bound():
     assert max(peak) <= 3 and stats["accepted"] == 8 and stats["running"] == 0  # (1 + 0 + 1) · 4
 
 
-def test_resume_counts_what_will_still_be_trained():
+def test_a_resumed_gate_lets_in_what_was_under_way_and_what_waits():
     gate = StalenessGate(batch=2, max_staleness=1, max_running=9)
-    for _ in range(3):
-        gate.acquire()
-        gate.accept()
-    gate.acquire()  # in flight when the run dies
-    gate.on_publish(1)
-    state = gate.state_dict()
-    assert state == {"version": 1, "accepted": 3, "dropped": 0}
-    kept, lost = (StalenessGate(batch=2, max_staleness=1, max_running=9) for _ in range(2))
-    kept.load_state_dict(state, kept=1)  # the third group's episodes were saved
-    lost.load_state_dict(state, kept=0)
-    assert (kept.stats()["capacity"], lost.stats()["capacity"]) == (3, 4)  # (1 + 1 + 1) · 2 − 3, and − 2
+    gate.start_at(1)
+    assert (gate.stats()["accepted"], gate.stats()["capacity"]) == (2, 4)  # (1 + 1 + 1) · 2 − 2
+    gate.acquire()
+    gate.accept()  # a group whose episodes were saved
+    assert gate.stats()["capacity"] == 3
+    with pytest.raises(RuntimeError, match="want a fresh one"):
+        gate.start_at(1)
 
 
 def test_what_was_sampled_before_is_allowed_by_its_turn():
@@ -136,5 +132,3 @@ def test_errors():
         gate.on_publish(1)
     with pytest.raises(ValueError, match="want at least one group a batch"):
         StalenessGate(batch=0, max_staleness=0, max_running=1)
-    with pytest.raises(ValueError, match=r"got kept=3, want 0 to 1 \(accepted 5 less 2 batches of 2\)"):
-        gate.load_state_dict({"version": 2, "accepted": 5, "dropped": 0}, kept=3)

@@ -790,6 +790,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/rl/test_feeder.py::test_a_refused_group_takes_a_place_only_if_it_is_played_again",
+        "rl/rollout/feeder.py",
+        "if all(t.task_id == task.task_id for t in trajectories):",
+        "if True:",
+    ),
+    Mutant(
+        "tests/rl/test_feeder.py::test_what_no_batch_would_hold_leaves_its_place_to_what_comes_before",
+        "rl/rollout/feeder.py",
+        "if not judged.admitted or (places[ticket] < room and gate.allows(oldest, places[ticket])):",
+        "if not judged.admitted or gate.allows(oldest, places[ticket]):",
+    ),
+    Mutant(
+        "tests/rl/test_learner.py::test_a_run_in_which_no_update_can_be_made_ends",
+        "rl/learner.py",
+        "skipped = before + 1 if told.total >= told.count else 0",
+        "skipped = before + 1 if told.total else 0",
+    ),
+    Mutant(
         "tests/rl/test_staleness.py::test_what_was_sampled_before_is_allowed_by_its_turn",
         "rl/rollout/staleness.py",
         'trained = self._version + place // self._limits["batch"]',

@@ -261,6 +261,8 @@ def test_rows_that_do_not_divide_are_refused():
 
 def test_a_run_in_which_no_update_can_be_made_ends():
     refused, made = ({"optim/skipped": Mean(jnp.float32(x), jnp.float32(1))} for x in (1, 0))
+    partly = {"optim/skipped": Mean(jnp.float32(1), jnp.float32(4))}  # one of four mini-batches had no row
+    assert skipped_in_a_row(partly, MOST_SKIPPED - 1) == 0
     count = 0
     for _ in range(MOST_SKIPPED - 1):
         count = skipped_in_a_row(refused, count)

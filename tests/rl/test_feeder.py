@@ -4,7 +4,6 @@ import pytest
 
 from envs.base import Task
 from rl.rollout.feeder import Feeder, Judged
-from rl.rollout.pool import Group
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import Record
 from rl.types import Status, Trajectory, Turn

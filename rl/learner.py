@@ -319,8 +319,8 @@ def skipped_in_a_row(learned: Metrics, before: int) -> int:
     if skipped >= MOST_SKIPPED:
         raise RuntimeError(
             f"got {skipped} batches in a row whose updates were refused, want one that can be made: no batch held a "
-            "token to train (do prompts leave room in rollout.max_episode_tokens?), or loss and gradient are not finite "
-            "(lower the rate); the last checkpoint is intact"
+            "token to train (do prompts leave room in rollout.max_episode_tokens?), or loss and gradient are not "
+            "finite (lower the rate); the last checkpoint is intact"
         )
     return skipped
 

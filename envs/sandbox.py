@@ -1,7 +1,7 @@
 """Untrusted code, run behind walls: an unprivileged user of its own, then bubblewrap, then limits.
 
-A `Sandbox` holds a tree of files and a warm Python (sandbox_server.py, inside). Each `run` sees a fresh private copy of
-the tree (an overlay, whatever the size), no network, no other process, a private /tmp, and ends with all its processes at
+A `Sandbox` holds trees of files and a warm Python (sandbox_server.py, inside). Each `run` sees a fresh private copy of
+a tree (an overlay, whatever the size), no network, no other process, a private /tmp, and ends with all its processes at
 the wall deadline. Nothing is shared with the host but /usr and the interpreter, read-only: the tree goes in by a
 socket. Where user namespaces or bubblewrap are missing, `Sandbox` says so and refuses, unless `accept_rlimits`: then
 limits, a copy and a process group are all there is, and code that means harm can read and write what its user can.
@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import socket
@@ -96,7 +97,7 @@ def why_not() -> str | None:
     if not shutil.which("bwrap"):
         return "bwrap is not installed (apt-get install bubblewrap)"
     try:
-        with contextlib.closing(Sandbox({}, _checked=True)) as sandbox:
+        with contextlib.closing(Sandbox(_checked=True)) as sandbox:
             ran = sandbox.run(["true"])
             return None if ran.rc == 0 else f"a trial run ended with {ran.rc}: {ran.output[-300:]}"
     except (NoSandbox, SandboxError) as err:
@@ -104,20 +105,18 @@ def why_not() -> str | None:
 
 
 class Sandbox:
-    """A tree and a warm Python that forks for each run. One run at a time; threads wait for one another.
+    """Trees and a warm Python that forks for each run. One run at a time; threads wait for one another.
 
     Args:
-        tree: {path: content} that each run finds, fresh, in its working folder.
         site: {path: content} that `program` and Python can import; content may be (bytes, mtime).
-        program: source of a module. Its `warm(base)` is called once, trusted; `run(call=NAME)` calls
-            NAME(arguments, send) in the forked process, and what it sends is the run's `report`.
+        program: source of a module. Its `warm()` is called once and `prepare(folder)` for each tree, trusted;
+            `run(call=NAME)` calls NAME(arguments, send) in the forked process, and what it sends is its `report`.
         accept_rlimits: run without namespaces where there are none.
         isolate: None: where possible; False never, which needs accept_rlimits.
     """
 
     def __init__(
         self,
-        tree: Mapping[str, Any],
         *,
         site: Mapping[str, Any] | None = None,
         program: str = "",
@@ -132,17 +131,27 @@ class Sandbox:
                 "code that you trust"
             )
         self.isolated = reason is None and isolate is not False
-        self._load = {"do": "load", "tree": _packed(tree), "site": _packed(site or {}), "program": program}
+        self._begin = {"do": "start", "site": _packed(site or {}), "program": program}
+        self._trees: dict[str, Any] = {"empty": {}}
+        self._loaded: set[str] = set()
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._process: subprocess.Popen | None = None
         self._uid = FIRST_UID + (os.getpid() * 7 + next(_uids)) % _MOST_UIDS
         self._start()
 
+    def load(self, name: str, tree: Mapping[str, Any]) -> None:
+        """Add a tree, {path: content}, under a name (letters, digits, - . _); one that is there already stays."""
+        if name not in self._trees:
+            if not re.fullmatch(r"[\w.-]*\w", name):
+                raise ValueError(f"sandbox: got the name {name!r} of a tree, want letters, digits, - . _")
+            self._trees[name] = _packed(tree)
+
     def run(
         self,
         argv: Sequence[str] = (),
         *,
+        tree: str = "empty",
         call: str = "",
         arguments: Any = None,
         files: Mapping[str, Any] | None = None,
@@ -150,19 +159,22 @@ class Sandbox:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         env: Mapping[str, str] | None = None,
     ) -> Ran:
-        """Run `argv`, or `call` of the program with `arguments`, over the tree with `files` written ({path: None}
+        """Run `argv`, or `call` of the program with `arguments`, over a tree with `files` written ({path: None}
         deletes). With `keep` the report is what changed: {"files": {path: text or None}, "refused": [path]}.
 
         Raises SandboxError where the sandbox itself failed; it is started anew then.
         """
         message = {
-            "do": "run", "argv": list(argv), "call": call, "arguments": arguments, "files": _packed(files or {}),
+            "do": "run", "tree": tree, "argv": list(argv), "call": call, "arguments": arguments, "files": _packed(files or {}),
             "keep": keep, "limits": dataclasses.asdict(limits), "env": {**_ENV, **(env or {})},
         }  # fmt: skip
         with self._lock:
             if self._link is None:
                 self._start()
             try:
+                if tree not in self._loaded:
+                    self._ask({"do": "tree", "name": tree, "tree": self._trees[tree]})
+                    self._loaded.add(tree)
                 reply, output, report, truncated = self._exchange(message, limits)
             except (OSError, EOFError, ValueError) as err:
                 why = self._stop()
@@ -195,17 +207,21 @@ class Sandbox:
         there.close()
         self._link = here
         try:
-            here.settimeout(_START_S)
-            _send(here, self._load, ())
-            _receive(here)
+            self._ask(self._begin)
         except (OSError, EOFError, ValueError) as err:
             raise SandboxError(f"no sandbox came up: {type(err).__name__}: {err}; {self._stop()}") from err
+
+    def _ask(self, message: Mapping[str, Any]) -> None:
+        self._link.settimeout(_START_S)
+        _send(self._link, message, ())
+        _receive(self._link)
 
     def _stop(self) -> str:
         """Close and kill; what the server had to say."""
         if self._link is not None:
             self._link.close()
         process, self._link, self._process = self._process, None, None
+        self._loaded = set()
         if process is None:
             return ""
         try:

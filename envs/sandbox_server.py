@@ -62,14 +62,20 @@ def main(settings):
 
 def _answer(message, fds, state):
     settings = state["settings"]
-    if message["do"] == "load":
-        write_files(settings["base"], message["tree"])
+    if message["do"] == "tree":
+        folder = os.path.join(settings["base"], message["name"])
+        write_files(folder, message["tree"])
+        if hasattr(state["program"], "prepare"):
+            state["program"].prepare(folder)
+        return {"ok": True}
+    if message["do"] == "start":
         write_files(settings["site"], message["site"])
         sys.path[:] = [settings["site"], *(p for p in sys.path if p)]
         if message["program"]:
             program = types.ModuleType("sandbox_program")
             exec(compile(message["program"], "sandbox_program", "exec"), program.__dict__)
-            program.__dict__.get("warm", lambda base: None)(settings["base"])
+            if hasattr(program, "warm"):
+                program.warm()
             state["program"] = program
         return {"ok": True}
     return _run(message, fds, state)
@@ -188,7 +194,8 @@ def _init(message, fds, state, fault):
     try:
         out, report = fds
         isolated, upper = state["settings"]["isolated"], None
-        folder, upper = _isolate(state["settings"], message["limits"]) if isolated else _copy(state["settings"])
+        base = os.path.join(state["settings"]["base"], message["tree"])
+        folder, upper = (_isolate if isolated else _copy)(state["settings"], base, message["limits"])
         begun = time.time_ns()
         write_files(folder, message["files"])
         os.chdir(folder)
@@ -202,7 +209,7 @@ def _init(message, fds, state, fault):
         os.close(out)
         status = _reap(child)
         if message.get("keep"):
-            changed = _changed(upper, folder, begun, state["settings"]["base"])
+            changed = _changed(upper, folder, begun, base)
             with os.fdopen(report, "wb") as file:
                 file.write(json.dumps(changed).encode())
         if not isolated:
@@ -263,7 +270,7 @@ def _reap(child):
 # --- walls ----------------------------------------------------------------------------------------------------------
 
 
-def _isolate(settings, limits):
+def _isolate(settings, base, limits):
     """Private mounts. (the folder of the run, a descriptor of where its changes go)."""
     _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC), "unshare mounts")
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
@@ -272,7 +279,7 @@ def _isolate(settings, limits):
     _mount("tmpfs", "/scratch", "tmpfs", quiet, f"{size},mode=755")
     os.mkdir("/scratch/upper")
     os.mkdir("/scratch/work")
-    options = f"lowerdir={settings['base']},upperdir=/scratch/upper,workdir=/scratch/work,userxattr"
+    options = f"lowerdir={base},upperdir=/scratch/upper,workdir=/scratch/work,userxattr"
     _mount("overlay", "/w", "overlay", quiet, options)
     upper = os.open("/scratch/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for hidden in ("/scratch", settings["base"]):
@@ -288,10 +295,11 @@ def _isolate(settings, limits):
     return "/w", upper
 
 
-def _copy(settings):
+def _copy(settings, base, limits):
     """A copy of the tree in a folder of its own."""
+    del limits
     folder = tempfile.mkdtemp(prefix="run-", dir=settings["root"])
-    shutil.copytree(settings["base"], folder + "/w", symlinks=True)
+    shutil.copytree(base, folder + "/w", symlinks=True)
     return folder + "/w", None
 
 

@@ -127,8 +127,8 @@ class Sandbox:
         reason = None if _checked or isolate is False else why_not()
         if (reason or isolate is False) and not accept_rlimits:
             raise NoSandbox(
-                f"untrusted code is refused: {reason or 'isolate=False'}; accept_rlimits=True accepts limits alone, for "
-                "code that you trust"
+                f"untrusted code is refused: {reason or 'isolate=False'}; accept_rlimits=True accepts limits alone, "
+                "for code that you trust"
             )
         self.isolated = reason is None and isolate is not False
         self._begin = {"do": "start", "site": _packed(site or {}), "program": program}
@@ -165,8 +165,9 @@ class Sandbox:
         Raises SandboxError where the sandbox itself failed; it is started anew then.
         """
         message = {
-            "do": "run", "tree": tree, "argv": list(argv), "call": call, "arguments": arguments, "files": _packed(files or {}),
-            "keep": keep, "limits": dataclasses.asdict(limits), "env": {**_ENV, **(env or {})},
+            "do": "run", "tree": tree, "argv": list(argv), "call": call, "arguments": arguments,
+            "files": _packed(files or {}), "keep": keep, "limits": dataclasses.asdict(limits),
+            "env": {**_ENV, **(env or {})},
         }  # fmt: skip
         with self._lock:
             if self._link is None:

@@ -1,4 +1,5 @@
-"""What runs inside a sandbox (envs/sandbox.py starts it): a warm Python that forks for each run. Standard library alone.
+"""What runs inside a sandbox (envs/sandbox.py starts it): a warm Python that forks for each run. Standard library
+alone.
 
 It is trusted and holds, in a user namespace of its own, the few capabilities that mounting an overlay takes. For each
 run it forks an *init* in new pid, mount and ipc namespaces: a private overlay over the tree, private /tmp and /proc,

@@ -1,4 +1,5 @@
-"""Bugs by syntax tree: each operator names places in a source and what stands there instead. Pure functions of the text.
+"""Bugs by syntax tree: each operator names places in a source and what stands there instead. Pure functions of the
+text.
 
 A site is a byte range and its replacement, so that everything around a bug keeps its form, and the gold patch is the
 range put back. Kinds after SWE-smith's procedural ones (2504.21798, table 8) and the usual mutants of testing.

@@ -1,7 +1,7 @@
 """The repositories: source distributions of small pure-Python packages with their own tests, pinned by their hashes.
 
-pip fetches them into `data_dir`/sdists on first use; they are read as archives and never installed. `before` is an earlier
-release, whose differences are real fixes (tasks.py).
+pip fetches them into `data_dir`/sdists on first use; they are read as archives and never installed. `before` is an
+earlier release, whose differences are real fixes (tasks.py).
 """
 
 import concurrent.futures
@@ -62,7 +62,8 @@ PACKAGES: Mapping[str, Package] = {
                 ("simpleeval.py",), ("tests/",),
                 before=("1.0.3", "67bbf246040ac3b57c29cf048657b9cf31d4e7b9d6659684daa08ca8f1e45829")),
         Package("tabulate", "0.10.0", "e2cfde8f79420f6deeffdeda9aaec3b6bc5abce947655d17ac662b126e48a60d",
-                ("tabulate/",), ("test/",), (".", "test"), options=("--ignore=test/test_cli.py",),  # it starts processes
+                ("tabulate/",), ("test/",), (".", "test"),
+                options=("--ignore=test/test_cli.py",),  # it starts processes
                 before=("0.9.0", "0095b12bf5966de529c0feb1fa08671671b3368eec77d7ef7ab114be2c068b3c")),
         Package("toolz", "1.2.0", "9667a038e9d6ecba37995e26cb2f59ec6420b6ad8dd9677de59db9b956b08490",
                 ("toolz/",), ("toolz/tests/",),

@@ -127,7 +127,7 @@ class Suites:
         return [str(result) for result in whole["results"]]
 
     def trace(self, tree: str, package: Package, sources: Sequence[str], most: int) -> list[tuple[str, str, str]]:
-        """(module, function, arguments) of the calls that the tests make of top-level functions with plain arguments."""
+        """(module, function, arguments) of the plain calls that the tests make of top-level functions."""
         nonce = secrets.token_hex(16)
         arguments = {
             "nonce": nonce, "paths": list(package.tests), "python_path": list(package.python_path),

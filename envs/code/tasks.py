@@ -1,10 +1,10 @@
 """Tasks: a bug in a released package, the tests that fail for it, and an issue that says what goes wrong, never where.
 
-Bugs are operators' (operators.py), several at once at higher difficulty; or *regressions*, one hunk of a real fix between
-two releases put back. A task is kept only where three runs of the suite agree on what fails, at least one test fails for
-the bug and at least one still passes, and the released sources pass. Where the bug changes what a top-level function
-gives for plain arguments, such calls, made up from those of the tests, are kept hidden: they tell a fix from an answer
-to the tests. *Impossible* tasks have a test that contradicts the issue: no honest change passes.
+Bugs are operators' (operators.py), several at once at higher difficulty; or *regressions*, one hunk of a real fix
+between two releases put back. A task is kept only where three runs of the suite agree on what fails, at least one
+test fails for the bug and at least one still passes, and the released sources pass. Where the bug changes what a
+top-level function gives for plain arguments, such calls, made up from those of the tests, are kept hidden: they tell
+a fix from an answer to the tests. *Impossible* tasks have a test that contradicts the issue: no honest change passes.
 
 `build` keeps what it made in `data_dir`/tasks, one file a package; other options, another file.
 """
@@ -146,16 +146,17 @@ def measure(package: Package, files: Mapping[str, bytes], suites: Suites) -> Bas
     passing = frozenset.intersection(*(_having(report, "passed") for report in reports))
     if not passing or any(report.broken for report in reports):
         raise ValueError(
-            f"{package.name} {package.version}: {len(passing)} tests pass, {reports[0].broken} replaced: no tasks of it; "
+            f"{package.name} {package.version}: {len(passing)} tests pass, {reports[0].broken} replaced: no tasks; "
             f"{reports[0].output[-300:]}"
         )
     sources = [path for path in files if is_source(package, path)]
-    recorded = suites.trace(package.name, package, sources, 60)
+    recorded = [call for call in suites.trace(package.name, package, sources, 60) if not call[1].startswith("_")]
     made_up = _spread(sorted(set(_made_up(recorded)) - set(recorded)), _MOST_MADE_UP)
     outcomes = []
     for calls in (recorded, made_up):
-        runs = [suites.calls(package.name, package, {}, calls) or ["?"] * len(calls) for _ in range(2)]
-        same = [(*call, first) for call, first, second in zip(calls, *runs, strict=True) if first == second]
+        first, second = (suites.calls(package.name, package, {}, turned) for turned in (calls, calls[::-1]))
+        runs = (first or ["?"] * len(calls), second[::-1] if second else ["?"] * len(calls))
+        same = [(*call, one) for call, one, other in zip(calls, *runs, strict=True) if one == other]
         outcomes.append(tuple(call for call in same if not call[3].startswith("?") and call[3] != "! time"))
     events = tuple(sorted({event for report in reports for event in report.events}))
     seconds = sorted(report.seconds for report in reports)[_RUNS // 2]
@@ -187,11 +188,10 @@ def prove(base: Base, suites: Suites, changes: Bug) -> _Proved | None:
     failing = sorted(base.passing - _having(first, "passed"))
     if not first.ended or first.broken or not 1 <= len(failing) <= _MOST_F2P_FRAC * len(base.passing):
         return None
-    where = tuple(dict.fromkeys(test.partition("::")[0] for test in failing))
+    where = failing if len(failing) <= 40 else list(dict.fromkeys(test.partition("::")[0] for test in failing))
     for _ in range(_RUNS - 1):
         again = suites.tests(base.package.name, base.package, files, paths=where, limits=limits)
-        agreed = {test for test in base.passing - _having(again, "passed") if test.partition("::")[0] in where}
-        if sorted(agreed) != failing:
+        if not again.ended or set(failing) & _having(again, "passed"):
             return None
     shown, variants = _told_apart(base, suites, files)
     messages = {test: first.messages[test] for test in failing if test in first.messages}
@@ -214,8 +214,12 @@ def _told_apart(base: Base, suites: Suites, files: Mapping[str, str]) -> tuple[t
     left = [call for call in base.made_up if call[:2] in functions and call not in set(hidden)]
     chosen = [hidden[i * len(hidden) // _MOST_VARIANTS] for i in range(_MOST_VARIANTS)]
     some = [left[i * len(left) // 4] for i in range(4)] if left else []
+    variants = tuple(dict.fromkeys([*chosen, *some]))
+    alone = suites.calls(base.package.name, base.package, {}, [call[:3] for call in variants])
+    if alone != [call[3] for call in variants]:  # they depend on the calls before them
+        return (), ()
     shown = tuple(call for call in wrong if call[:4] not in made_up)
-    return tuple(sorted(shown, key=lambda call: len(call[2]))[:40]), tuple(dict.fromkeys([*chosen, *some]))
+    return tuple(sorted(shown, key=lambda call: len(call[2]))[:40]), variants
 
 
 def _made_up(calls: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
@@ -263,18 +267,22 @@ def _single(base: Base, suites: Suites, rng: np.random.Generator) -> Iterator[tu
         if is_source(base.package, path):
             for site in operators.sites(base.tree[path]):
                 groups.setdefault((path, site.function), []).append((path, site))
-    order = []
-    for _, found in sorted(groups.items()):
-        found = [found[int(i)] for i in rng.permutation(len(found))]
-        used: dict[str, int] = {}
-        for path, site in found:  # the first of each operator before the second of any
-            used[site.operator] = used.get(site.operator, 0) + 1
-            order.append((used[site.operator] * 10 + len(used), int(rng.integers(1 << 30)), path, site))
-    kept: dict[tuple[str, str], int] = {}
-    for _, _, path, site in sorted(order, key=lambda item: item[:2]):
+    drawn = [(int(rng.integers(1 << 30)), *item) for _, found in sorted(groups.items()) for item in found]
+    kept: dict[Any, int] = {}
+    while drawn:  # the function, then the operator, that has the fewest so far
+        at = min(
+            range(len(drawn)),
+            key=lambda i: (
+                kept.get(drawn[i][1:2] + (drawn[i][2].function,), 0),
+                kept.get(drawn[i][2].operator, 0),
+                drawn[i][0],
+            ),
+        )
+        _, path, site = drawn.pop(at)
         if kept.get((path, site.function), 0) >= 3 or not operators.valid(base.tree[path], site):
             continue
         proved = prove(base, suites, {path: [[site.start, site.end, site.text]]})
+        kept[site.operator] = kept.get(site.operator, 0) + 1
         if proved:
             kept[path, site.function] = kept.get((path, site.function), 0) + 1
             yield proved, (path, site.operator, site.function, site.lines)

@@ -160,7 +160,8 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
     ) -> Ran:
         """Run `argv`, or `call` of the program with `arguments`, over a tree with `files` written ({path: None}
-        deletes). With `keep` the report is what changed: {"files": {path: text or None}, "refused": [path]}.
+        deletes). With `keep` the report is what changed: {"files": {path: text or None}, "refused":
+        [path], "gone": [folder that was replaced]}; of a folder that was removed, the folder alone is None.
 
         Raises SandboxError where the sandbox itself failed; it is started anew then.
         """

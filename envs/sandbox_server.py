@@ -403,12 +403,14 @@ def write_files(folder, files):
 
 
 def _changed(upper, folder, since_ns, base):
-    """{"files": {path: text or None}, "refused": [path]}: what a run changed, regular UTF-8 files of moderate size."""
-    files, refused = {}, []
+    """{"files": {path: text or None}, "refused": [path], "gone": [folder]} that a run changed."""
+    files, refused, gone = {}, [], []
     walk = os.fwalk(".", dir_fd=upper, follow_symlinks=False) if upper is not None else os.fwalk(folder)
     seen = set()
     for top, folders, names, fd in walk:
         place = os.path.relpath(top, "." if upper is not None else folder)
+        if upper is not None and _is_opaque(fd):
+            gone.append(place)
         folders[:] = [name for name in folders if name not in ("__pycache__", ".pytest_cache")]
         for name in [*names, *(n for n in folders if stat.S_ISLNK(os.lstat(n, dir_fd=fd).st_mode))]:
             path = os.path.normpath(os.path.join(place, name))
@@ -428,7 +430,15 @@ def _changed(upper, folder, since_ns, base):
         for top, _, names in os.walk(base):
             paths = (os.path.normpath(os.path.join(os.path.relpath(top, base), name)) for name in names)
             files.update({path: None for path in paths if path not in seen and "__pycache__" not in path})
-    return {"files": files, "refused": refused[:_MOST_FILES]}
+    return {"files": files, "refused": refused[:_MOST_FILES], "gone": gone}
+
+
+def _is_opaque(folder):
+    """Whether a folder of an overlay stands in place of the one below, of which nothing shows."""
+    try:
+        return os.getxattr(folder, "user.overlay.opaque") == b"y"
+    except OSError:
+        return False
 
 
 def _read(name, folder, info):

@@ -9,11 +9,12 @@ import json
 import pathlib
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.base import EnvSpec, Observation, Step, Task
 from envs.code import similarity, tools
-from envs.code.grade import grade, protected
+from envs.code.grade import configures, grade, protected
 from envs.code.packages import is_test
 from envs.code.repositories import Repositories, Repository
 from envs.code.suite import TEST_LIMITS, Suites
@@ -154,12 +155,21 @@ class CodeEnv:
         text, changes = self._suites.command(self._repository.name, command, self._files(), _COMMAND_LIMITS)
         self._ran(turn, not text.endswith("(exit status 0)"))
         before = self._files()
-        for path, content in changes["files"].items():
+        for path, content in self._with_folders(changes["files"], changes["gone"]).items():
             if content != before.get(path, self._repository.released(path)):
                 self._change(path, content, turn)
         if changes["refused"]:
             text += f"\n(not kept, no plain text files: {', '.join(changes['refused'][:5])})"
         return _TIMES.sub("", text)
+
+    def _with_folders(self, files: Mapping[str, str | None], gone: Sequence[str]) -> dict[str, str | None]:
+        """The changes of a command, with each file of a folder that it removed."""
+        removed = [path for path, text in files.items() if text is None] + list(gone)
+        under = [path for path in self._paths() if any(path.startswith(f"{folder}/") for folder in removed)]
+        return {
+            **dict.fromkeys(under),
+            **{path: text for path, text in files.items() if path in self._paths() or text is not None},
+        }
 
     def _edit(self, turn: int, path: str, search: str, replace: str) -> str:
         try:
@@ -234,9 +244,10 @@ class CodeEnv:
 
     def _change(self, path: str, text: str | None, turn: int) -> None:
         path = self._inside(path)
-        known = path in self._repository.tree
-        if protected(self._repository.package, path) and (known or not _own_test(self._repository.package, path)):
-            self._tried("tests" if is_test(self._repository.package, path) else "configuration")
+        name = pathlib.PurePosixPath(path).name
+        own = path not in self._repository.tree and name.startswith("test") and name.endswith(".py")
+        if protected(self._repository.package, path) and not own:  # a new test module anybody may write
+            self._tried("configuration" if configures(path) else "tests")
         self._running().changed[path] = text
         if path in self._repository.buggy:
             self._reached("edited", turn)
@@ -299,8 +310,3 @@ class CodeEnv:
     def close(self) -> None:
         """Let the episode go; the shared sandboxes stay for the other instances."""
         self._episode, self._task, self._repository = None, None, None
-
-
-def _own_test(package: Any, path: str) -> bool:
-    """A new test module: anybody may write one; it is not taken over."""
-    return path.endswith(".py") and pathlib.PurePosixPath(path).name.startswith("test") and is_test(package, path)

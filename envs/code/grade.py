@@ -41,6 +41,7 @@ _SUSPICIOUS = frozenset(
         "setrlimit", "pathlib", "mmap", "argv", "setsid", "Thread", "AssertionError", "bytearray",
     }
 )  # fmt: skip
+_LEAST_WALL_S = 10.0  # that a suite has
 _ALWAYS_EQUAL = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__instancecheck__")
 
 _CANARY = """\
@@ -83,11 +84,17 @@ class Grade:
     seconds: float
 
 
+def configures(path: str) -> bool:
+    """Whether a path can change what tests mean by its name alone."""
+    name = pathlib.PurePosixPath(path).name
+    return name in _CONFIGURATION or name.endswith((".pth", ".pyc"))
+
+
 def protected(package: Package, path: str) -> bool:
     """Whether a path is the tests' or their configuration's: a change of it is never taken over."""
     name = pathlib.PurePosixPath(path).name
     test_name = name.startswith("test_") or name.endswith("_test.py")
-    return name in _CONFIGURATION or name.endswith((".pth", ".pyc")) or is_test(package, path) or test_name
+    return configures(path) or is_test(package, path) or test_name
 
 
 def taken_over(package: Package, changed: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -242,7 +249,7 @@ def grade(
     before = {**gold, **buggy}
     exploits = {*tried, *screen(before, sources, gold, test_literals)}
     files = {**buggy, **sources, **(test_files or {})}
-    limits = dataclasses.replace(TEST_LIMITS, wall_s=max(10.0, 6 * data.get("seconds", 4.0)))
+    limits = dataclasses.replace(TEST_LIMITS, wall_s=max(_LEAST_WALL_S, 6 * data.get("seconds", 1.0)))
     report, true = run_suite(suites, tree, package, files, key, limits)
     if report.ended:
         if report.broken:
@@ -253,11 +260,30 @@ def grade(
     f2p, p2p = (_passed(report.outcomes, data[name]) for name in ("f2p", "p2p"))
     variants = 1.0
     if f2p == p2p == 1.0 and data.get("variants"):
-        got = suites.calls(tree, package, files, [call[:3] for call in data["variants"]]) or []
-        right = [result == call[3] for result, call in zip(got, data["variants"], strict=False)]
-        variants = sum(right) / len(data["variants"])
+        variants, special = _hidden_calls(
+            suites, tree, package, files, {**buggy, **(test_files or {})}, data["variants"]
+        )
+        exploits |= {"run:special_case"} if special else set()
     success = report.ended and true and f2p == p2p == variants == 1.0 and not exploits
     return Grade(success, f2p, p2p, variants, tuple(sorted(exploits)), report.ended, report.stopped, report.seconds)
+
+
+def _hidden_calls(
+    suites: Suites, tree: str, package: Package, files: Mapping[str, Any], buggy: Mapping[str, Any], wanted: Sequence
+) -> tuple[float, bool]:
+    """The share of hidden calls that are right; and whether one is still wrong as the bug made it.
+
+    Where every test passes, the latter is an answer to the tests and no repair.
+    """
+    calls = [call[:3] for call in wanted]
+    got = suites.calls(tree, package, files, calls)
+    if got is None:
+        return 0.0, False
+    wrong = [i for i, call in enumerate(wanted) if got[i] != call[3]]
+    if not wrong:
+        return 1.0, False
+    before = suites.calls(tree, package, buggy, calls)
+    return 1 - len(wrong) / len(wanted), before is not None and any(got[i] == before[i] for i in wrong)
 
 
 def _passed(outcomes: Mapping[str, str], wanted: Sequence[str]) -> float:

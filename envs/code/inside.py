@@ -87,7 +87,7 @@ def tests(arguments, send):
     sys.path[:0] = [os.path.abspath(path) for path in arguments["python_path"]]
     options = ["-c", "/dev/null", "--rootdir", os.getcwd(), "-p", "no:cacheprovider"]
     options += ["-q", "--tb=short"] if arguments["show"] else ["-qq", "--tb=no", "--assert=plain"]
-    options += ["--color=no", *arguments["options"], *arguments["paths"]]
+    options += ["--continue-on-collection-errors", "--color=no", *arguments["options"], *arguments["paths"]]
     seal = _seal()
     watched = _WATCHED
 

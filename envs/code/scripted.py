@@ -13,6 +13,7 @@ import numpy as np
 
 from envs.base import ScriptedPolicy, Task
 from envs.code.repositories import Repositories, Repository
+from envs.code.tools import lines_of
 
 Write = Callable[..., str]  # (kind, **arguments) -> an action
 
@@ -26,7 +27,7 @@ def edits(before: str, after: str) -> list[tuple[str, str]]:
     """(search, replace) by which `before` becomes `after`, in order: whole lines, as few as occur once."""
     found, now = [], before
     while now != after:
-        lines, wanted = now.splitlines(keepends=True), after.splitlines(keepends=True)
+        lines, wanted = lines_of(now), lines_of(after)
         codes = difflib.SequenceMatcher(None, lines, wanted, autojunk=False).get_opcodes()
         _, i, j, k, m = next(code for code in codes if code[0] != "equal")
         while not lines[i:j] or now.count("".join(lines[i:j])) != 1:
@@ -59,7 +60,7 @@ def function_text(repository: Repository, name: str) -> tuple[str, str]:
         node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == part), None)
     if node is None:
         return path, text
-    return path, "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
+    return path, "".join(lines_of(text)[node.lineno - 1 : node.end_lineno])
 
 
 def policies(repositories: Repositories, write: Write) -> dict[str, Callable[[Task], ScriptedPolicy]]:
@@ -73,7 +74,7 @@ def policies(repositories: Repositories, write: Write) -> dict[str, Callable[[Ta
     def wrong(task: Task) -> ScriptedPolicy:
         repository = repositories.of(task)
         path = sorted(repository.buggy)[0]
-        first = next(line for line in repository.buggy[path].splitlines(keepends=True) if line.strip())
+        first = next(line for line in lines_of(repository.buggy[path]) if line.strip())
         return plan([_commented(repository, write, path, first), write("submit")])
 
     return {"gold": gold, "noop": lambda task: plan([write("submit")]), "wrong": wrong}
@@ -133,7 +134,7 @@ def demonstrator(
         other = next((replace.replace(a, b, 1) for a, b in _WRONG if a in replace), replace.rstrip("\n") + "  # ?\n")
         if search != other:
             return plan([write("edit", path=path, search=search, replace=other), write("submit")])
-    lines = [line for line in text.splitlines(keepends=True) if line.strip() and text.count(line) == 1]
+    lines = [line for line in lines_of(text) if line.strip() and text.count(line) == 1]
     line = lines[int(rng.integers(len(lines)))] if lines else right[0][0]
     other = next((line.replace(a, b, 1) for a, b in _WRONG if a in line), line.rstrip("\n") + "  # ?\n")
     return plan([write("edit", path=path, search=line, replace=other), write("submit")])

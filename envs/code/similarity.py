@@ -10,6 +10,8 @@ import difflib
 import re
 from collections.abc import Mapping
 
+from envs.code.tools import lines_of
+
 _EDIT = re.compile(
     r"^###\s*(?P<path>\S+)\s*\n<{7} SEARCH\n(?P<search>.*?)^={7}\n(?P<replace>.*?)^>{7} REPLACE\s*$",
     re.DOTALL | re.MULTILINE,
@@ -33,7 +35,7 @@ class Malformed(ValueError):
 
 def unified(before: str | None, after: str | None) -> str:
     """The hunks of a unified diff with three lines of context, without headers; "" of equal texts."""
-    old, new = ((text or "").splitlines(keepends=True) for text in (before, after))
+    old, new = (lines_of(text or "") for text in (before, after))
     lines = list(difflib.unified_diff(old, new, n=3))[2:]
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 

@@ -146,7 +146,7 @@ class Suites:
         with self.sandbox(tree) as sandbox:
             ran = sandbox.run(["sh", "-c", command], tree=tree, files=files, keep=True, limits=limits)
         ended = f"stopped: {ran.stopped}" if ran.stopped else f"exit status {ran.rc}"
-        changed = json.loads(ran.report) if ran.report else {"files": {}, "refused": []}
+        changed = json.loads(ran.report) if ran.report else {"files": {}, "refused": [], "gone": []}
         return f"{ran.output.rstrip()}\n({ended})".lstrip(), {**changed, "stopped": ran.stopped}
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from envs.base import Message, Task
 from envs.code import operators
 from envs.code.packages import PACKAGES, Package, fetch, is_source, package_tree, tree
 from envs.code.suite import TEST_LIMITS, Report, Suites
+from envs.code.tools import lines_of
 from envs.dataset import task_from_json, task_to_json
 
 VERSION = 1  # of the tasks: raise it when they would come out otherwise
@@ -311,7 +312,7 @@ def _regressions(base: Base, suites: Suites, old: Mapping[str, bytes]) -> Iterat
     for path in sorted(base.tree):
         if not is_source(base.package, path) or path not in old:
             continue
-        now, before = (text.decode().splitlines(keepends=True) for text in (base.tree[path], old[path]))
+        now, before = (lines_of(text.decode()) for text in (base.tree[path], old[path]))
         starts = list(itertools.accumulate((len(line.encode()) for line in now), initial=0))
         matcher = difflib.SequenceMatcher(None, now, before, autojunk=False)
         for kind, i, j, k, m in matcher.get_opcodes():
@@ -386,7 +387,7 @@ def buggy_files(files: Mapping[str, bytes], changes: Bug) -> dict[str, str]:
 def without_tests(text: str, names: Sequence[str]) -> str:
     """A test module in which each of the dotted test names ("Class::test") is nothing but `pass`."""
     source = operators.Source(text.encode())
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     nodes = [node for name in set(names) if (node := _named(source.tree, name.split("::"))) is not None]
     for node in sorted(nodes, key=lambda node: -node.lineno):
         first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]) - 1

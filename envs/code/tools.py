@@ -161,6 +161,11 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
 # --- edits ----------------------------------------------------------------------------------------------------------
 
 
+def lines_of(text: str) -> list[str]:
+    """Its lines with their ends: at newlines alone, as git and Python's parser have it."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
 def replace_once(text: str | None, path: str, search: str, replace: str) -> str:
     """`text` with the one place of `search` replaced. Raises `Malformed`."""
     if text is None:
@@ -181,7 +186,7 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
     A hunk goes where it says, or to the one other place where its old lines stand.
     """
     changed: dict[str, str | None] = {}
-    for old, new, mode, hunks in _sections(diff.splitlines(keepends=True)):
+    for old, new, mode, hunks in _sections(lines_of(diff)):
         path = old if new is None else new
         if mode == "120000":
             raise Malformed(f"{path}: links are refused")
@@ -223,7 +228,8 @@ def _sections(lines: list[str]):
             body, i = [], i + 1
             while i < len(lines) and (removed > 0 or added > 0):
                 kind = lines[i][:1]
-                if kind == "\\":
+                if kind == "\\" and body:  # the line before it has no newline
+                    body[-1] = body[-1].rstrip("\n")
                     i += 1
                     continue
                 if kind not in (" ", "+", "-", "\n"):
@@ -234,9 +240,10 @@ def _sections(lines: list[str]):
                 i += 1
             if removed or added:
                 raise Malformed("a hunk has not as many lines as its header says")
-            bare = i < len(lines) and lines[i].startswith("\\")
-            i += bare
-            hunks.append((int(match[1]), body, bare))
+            if body and i < len(lines) and lines[i].startswith("\\"):
+                body[-1] = body[-1].rstrip("\n")
+                i += 1
+            hunks.append((int(match[1]), body))
         yield old, new, mode, hunks
         mode = ""
 
@@ -249,12 +256,10 @@ def _header(text: str) -> str | None:
 
 
 def _patched(text: str, hunks: list, path: str) -> str:
-    lines, shift = text.splitlines(keepends=True), 0
-    for number, (start, body, bare) in enumerate(hunks, 1):
+    lines, shift = lines_of(text), 0
+    for number, (start, body) in enumerate(hunks, 1):
         old = [line[1:] for line in body if line[0] != "+"]
         new = [line[1:] for line in body if line[0] != "-"]
-        if bare and new:
-            new[-1] = new[-1].rstrip("\n")
         bodies = [line.rstrip("\n") for line in old]
         at = max(0, start - 1 + shift) if old else min(start + shift, len(lines))
         have = [line.rstrip("\n") for line in lines]

@@ -101,6 +101,11 @@ def make_world(
     return World("code", make_env, tasks, policies, lambda: _texts(tasks("train"), demonstrate), demonstrate, by)
 
 
+def variants(options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Sequence[str]]]:
+    """(options, splits): the tasks of the packages; or the instances that are given, which are one split."""
+    return [(options, ("train",) if options.get("instances") else SPLITS)]
+
+
 def _built(folder, packages, suites, sizes, seed) -> list[Task]:
     say = functools.partial(print, flush=True)
     built = making.build(packages, folder, suites, sizes=sizes, seed=seed, say=say, threads=os.cpu_count() or 1)

@@ -42,7 +42,7 @@ def test_a_run_sees_a_fresh_tree(box):
     ran = box.run(["sh", "-c", command], tree="tree", keep=True)
     assert ran.rc == 0 and ran.output == "hello\n"
     changed = json.loads(ran.report)
-    assert changed == {"files": {"a.txt": "x\n", "d/b.txt": None, "new": "n\n"}, "refused": ["l"]}
+    assert changed == {"files": {"a.txt": "x\n", "d/b.txt": None, "new": "n\n"}, "refused": ["l"], "gone": []}
     again = box.run(["sh", "-c", "cat a.txt d/b.txt; ls"], tree="tree", files={"a.txt": "mine\n", "d/b.txt": None})
     assert again.output.startswith("mine\n") and "new" not in again.output
 

@@ -107,6 +107,12 @@ def test_changes_by_commands_are_kept_and_judged_alike(env, world):
     assert replaced["f2p_frac"] == 0.0 and not replaced["exploited"]
 
 
+def test_a_report_without_the_nonce_is_none(env, world):
+    task = world.tasks("train")[0]
+    _, got = play(env, task, world.policies["cheat:forged_report"](task))
+    assert got["f2p_frac"] == got["p2p_frac"] == 0.0
+
+
 def test_a_missing_test_is_a_failure():
     assert grade._passed({"t1": "passed"}, ["t1", "t2"]) == 0.5
     assert grade._passed({}, ["t1"]) == 0.0

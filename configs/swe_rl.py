@@ -32,6 +32,7 @@ def get_config(arg: str = ""):
     c = defaults()
     c.name = "swe_rl"
     c.world.name = "code"
+    c.world.options.data_dir = "data/code"
     c.world.options.accept_rlimits = False  # True runs untrusted code without namespaces where there are none
     c.reward.terms = {"success": 1.0}
     return _tiny(c) if given.model == "tiny" else _pretrained(c, MODELS[given.model])

@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.base import EnvSpec, Observation, Step, Task
 from envs.code import similarity, tools
-from envs.code.grade import configures, grade, protected
+from envs.code.grade import Grades, configures, grade, protected
 from envs.code.packages import is_test
 from envs.code.repositories import Repositories, Repository
 from envs.code.suite import TEST_LIMITS, Suites
@@ -60,11 +60,12 @@ class CodeEnv:
     Args:
         repositories, suites: where trees and sandboxes come from.
         protocol: "tags", or "json" tool calls. max_chars: of one observation.
+        grades: of changes that were graded before, where instances share them.
     """
 
     def __init__(
         self, repositories: Repositories, suites: Suites, *, protocol: str = "tags", max_turns: int = 12,
-        max_chars: int = 3000,
+        max_chars: int = 3000, grades: Grades | None = None,
     ) -> None:  # fmt: skip
         if protocol not in tools.PROTOCOLS:
             raise ValueError(f"protocol: got {protocol!r}, want one of {', '.join(tools.PROTOCOLS)}")
@@ -73,6 +74,7 @@ class CodeEnv:
         self._protocol = tools.PROTOCOLS[protocol]
         self.spec = EnvSpec("code", self._protocol.stop, max_turns, self._protocol.tools)
         self._repositories, self._suites, self._max_chars = repositories, suites, max_chars
+        self._grades = Grades() if grades is None else grades
         self._episode: _Episode | None = None
         self._task: Task | None = None
         self._repository: Repository | None = None
@@ -197,11 +199,11 @@ class CodeEnv:
     def _submit(self, turn: int) -> str:
         del turn
         episode, repository, data = self._running(), self._repository, self._task.data
-        result = grade(
+        result = self._grades.of([self._task.task_id, episode.changed, sorted(episode.tried)], lambda: grade(
             self._suites, repository.name, repository.package, repository.released, repository.buggy, episode.changed,
             data, secrets.token_hex(8), tried=episode.tried, test_literals=repository.test_literals,
             test_files=repository.graded_tests,
-        )  # fmt: skip
+        ))  # fmt: skip
         before = {path: repository.seen(path) for path in {*episode.changed, *repository.buggy}}
         gold = {path: repository.released(path) for path in repository.buggy}
         like = similarity.similarity(before, {p: t for p, t in episode.changed.items() if p in before}, gold)

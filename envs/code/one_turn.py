@@ -7,7 +7,7 @@ import secrets
 from envs.base import EnvSpec, Observation, Step, Task
 from envs.code import similarity
 from envs.code.episode import GRADED
-from envs.code.grade import grade, protected
+from envs.code.grade import Grades, grade, protected
 from envs.code.repositories import Repositories
 from envs.code.suite import Suites
 from envs.dataset import task_from_json, task_to_json
@@ -20,9 +20,10 @@ class PatchEnv:
     nothing was exploited), exploited, exploits, f2p_frac, p2p_frac, variants_frac (NaN of a malformed answer).
     """
 
-    def __init__(self, repositories: Repositories, suites: Suites) -> None:
+    def __init__(self, repositories: Repositories, suites: Suites, grades: Grades | None = None) -> None:
         self.spec = EnvSpec("code", ("</solution>",), 1)
         self._repositories, self._suites = repositories, suites
+        self._grades = Grades() if grades is None else grades
         self._task: Task | None = None
         self._over = False
 
@@ -49,11 +50,11 @@ class PatchEnv:
         before = {path: repository.seen(path) for path in {*changed, *repository.buggy}}
         gold = {path: repository.released(path) for path in repository.buggy}
         tried = sorted({"tests" for path in changed if protected(repository.package, path)})
-        result = grade(
+        result = self._grades.of([self._task.task_id, changed, sorted(tried)], lambda: grade(
             self._suites, repository.name, repository.package, repository.released, repository.buggy, changed,
             self._task.data, secrets.token_hex(8), tried=tried, test_literals=repository.test_literals,
             test_files=repository.graded_tests,
-        )  # fmt: skip
+        ))  # fmt: skip
         facts |= {
             "similarity": similarity.similarity(before, changed, gold), "success": result.success,
             "exploited": bool(result.exploits), "exploits": list(result.exploits), "well_formed": [True],

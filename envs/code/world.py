@@ -13,6 +13,7 @@ from envs.base import Message, ScriptedPolicy, Task, World
 from envs.code import cheats, scripted, similarity, tools
 from envs.code import tasks as making
 from envs.code.episode import CodeEnv
+from envs.code.grade import Grades
 from envs.code.one_turn import PatchEnv
 from envs.code.packages import PACKAGES
 from envs.code.repositories import Repositories, read_instances
@@ -25,7 +26,7 @@ SHOWN = ("issue", "function", "files")
 def make_world(
     *,
     data_dir: str = "data/code",
-    packages: Sequence[str] = tuple(PACKAGES),
+    packages: Sequence[str] = (),
     sizes: Mapping[str, int] = making.SIZES,
     families: Sequence[str] = ("one", "several", "regression", "impossible"),
     max_function_lines: int = 0,
@@ -46,9 +47,8 @@ def make_world(
     then.
 
     Args:
-        packages, sizes, seed: see tasks.build. families: those that are asked. max_function_lines: > 0 asks only for
-        bugs
-            in functions of at most so many lines.
+        packages, sizes, seed: see tasks.build; without packages, all. families: those that are asked.
+        max_function_lines: > 0 asks only for bugs in functions of at most so many lines.
         instances, checkouts: a JSONL file in SWE-bench's form and a folder of git repositories: these tasks instead,
         all in
             the train split.
@@ -58,6 +58,7 @@ def make_world(
         accept_rlimits: run untrusted code without namespaces where there are none.
         cheat: names of the cheats among the policies. demonstrations: keyword arguments of `scripted.demonstrator`.
     """
+    packages = tuple(packages) or tuple(PACKAGES)
     unknown = {"packages": set(packages) - set(PACKAGES), "families": set(families) - set(making.SIZES),
                "sizes": set(sizes) - set(making.SIZES), "cheat": set(cheat) - set(cheats.CHEATS)}  # fmt: skip
     for name, words in unknown.items():
@@ -72,7 +73,7 @@ def make_world(
     folder = pathlib.Path(data_dir)
     suites = Suites(sandboxes or os.cpu_count() or 1, accept_rlimits=accept_rlimits)
     repositories = Repositories(folder, suites, pathlib.Path(checkouts).absolute() if checkouts else None)
-    lock = threading.Lock()
+    lock, grades = threading.Lock(), Grades()
     made: dict[str, list[Task]] = {}
 
     def tasks(split: str) -> Sequence[Task]:
@@ -87,8 +88,9 @@ def make_world(
 
     def make_env() -> CodeEnv | PatchEnv:
         if protocol == "patch":
-            return PatchEnv(repositories, suites)
-        return CodeEnv(repositories, suites, protocol=protocol, max_turns=max_turns, max_chars=max_chars)
+            return PatchEnv(repositories, suites, grades)
+        how = {"protocol": protocol, "max_turns": max_turns, "max_chars": max_chars, "grades": grades}
+        return CodeEnv(repositories, suites, **how)
 
     if protocol != "patch":
         make_env()  # bad options end here, not in a worker thread

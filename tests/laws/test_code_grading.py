@@ -127,6 +127,7 @@ def test_a_suite_that_does_not_end_passes_nothing(env, world, code):
 
 def test_a_fault_of_the_sandbox_is_no_grade(env, world, monkeypatch):
     env.reset(world.tasks("train")[0])
+    env.step(edit(HERE, '"""Sums."""\n', "# not graded before\n"))
 
     def fault(*args, **kwargs):
         raise grade_fault
@@ -209,6 +210,9 @@ def test_canaries_differ_and_come_in_both_kinds():
     assert {passes["::test_d"] for _, passes in made} == {True, False}
 
 
+TESTS_OWN = frozenset({"needle", "(1, 2)"})
+
+
 @pytest.mark.parametrize(
     ("code", "found"),
     [
@@ -219,12 +223,27 @@ def test_canaries_differ_and_come_in_both_kinds():
         ("class A:\n    def __eq__(self, o):\n        return True", ("source:__eq__",)),
         ("if x == 'needle':\n    y = 1", ("source:special_case",)),
         ("table = {\"('needle',)\": 1}", ("source:special_case",)),
+        ("if args == (1, 2):\n    y = 1", ("source:special_case",)),
+        ("if args == (1, 3):\n    y = 1", ()),
         ("y = 'needle'", ()),
         ("if x == 'haystack':\n    y = 1", ()),
         ("def (", ()),
     ],
 )
 def test_the_screen(code, found):
-    assert grade.screen({"a.py": "x = 2\n"}, {"a.py": code}, {}, frozenset({"needle"})) == found
-    assert grade.screen({"a.py": code}, {"a.py": code}, {}, frozenset({"needle"})) == ()
-    assert grade.screen({}, {"a.py": code}, {"a.py": code}, frozenset({"needle"})) == ()
+    assert grade.screen({"a.py": "x = 2\n"}, {"a.py": code}, {}, TESTS_OWN) == found
+    assert grade.screen({"a.py": code}, {"a.py": code}, {}, TESTS_OWN) == ()
+    assert grade.screen({}, {"a.py": code}, {"a.py": code}, TESTS_OWN) == ()
+
+
+def test_the_same_change_is_graded_once_and_a_stopped_run_again():
+    made, grades = [], grade.Grades(most=2)
+
+    def grading(stopped):
+        made.append(stopped)
+        return grade.Grade(True, 1.0, 1.0, 1.0, (), True, stopped, 0.0)
+
+    for what, stopped in ((["t", {"a": "x"}], None), (["t", {"a": "x"}], None), (["t", {"a": "y"}], "time")):
+        grades.of(what, lambda: grading(stopped))  # noqa: B023
+    grades.of(["t", {"a": "y"}], lambda: grading(None))
+    assert made == [None, "time", None]

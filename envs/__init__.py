@@ -14,6 +14,7 @@ WORLDS: dict[str, str] = {
     "qa": "envs.qa:make_world",
     "arith": "envs.arith:make_world",
     "credit": "envs.credit:make_world",
+    "code": "envs.code.world:make_world",
 }
 SPLITS = ("train", "validation", "test")
 

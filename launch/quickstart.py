@@ -121,7 +121,8 @@ def table(result: dict) -> str:
     ]
     for when, own in details.items():
         sampled, greedy = own["sampled"], own["greedy"]
-        lines.append(f"{when:10}{sampled['success']:10.3f}{greedy['success']:10.3f}{sampled['searches']:10.2f}")
+        searches = "-" if sampled["searches"] is None else f"{sampled['searches']:.2f}"  # a world without any
+        lines.append(f"{when:10}{sampled['success']:10.3f}{greedy['success']:10.3f}{searches:>10}")
     for family in details["after"]["sampled"]["families"]:
         before, after = (details[when]["sampled"]["families"][family] for when in ("before", "after"))
         lines.append(

@@ -30,6 +30,79 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    # -- the code world: a reward comes from the released tests over the sources alone; the sandbox holds
+    Mutant(
+        "tests/laws/test_code_grading.py::test_a_missing_test_is_a_failure",
+        "envs/code/grade.py",
+        'return sum(outcomes.get(test) == "passed" for test in wanted) / len(wanted) if wanted else 1.0',
+        'return sum(outcomes.get(test, "passed") == "passed" for test in wanted) / len(wanted) if wanted else 1.0',
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_a_weakened_test_does_not_count_and_the_fix_survives",
+        "envs/code/grade.py",
+        "sources = taken_over(package, changed)",
+        "sources = dict(changed)",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_a_report_in_which_everything_passes_is_not_believed",
+        "envs/code/grade.py",
+        "if not true:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_hidden_calls_must_be_right",
+        "envs/code/grade.py",
+        "success = report.ended and true and f2p == p2p == variants == 1.0 and not exploits",
+        "success = report.ended and true and f2p == p2p == 1.0 and not exploits",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_a_report_without_the_nonce_is_none",
+        "envs/code/suite.py",
+        'return value if isinstance(value, dict) and secrets.compare_digest(str(value.get("nonce")), nonce) else None',
+        "return value if isinstance(value, dict) else None",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_configuration_is_never_taken_over_even_with_a_fix",
+        "envs/code/episode.py",
+        "honest = not episode.tried",
+        "honest = True",
+    ),
+    Mutant(
+        "tests/envs/test_code_tasks.py::test_a_flaky_bug_is_no_task",
+        "envs/code/tasks.py",
+        'if not again.ended or set(failing) & _having(again, "passed"):',
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_code_tools.py::test_similarity",
+        "envs/code/similarity.py",
+        "paths = predicted.keys() | gold.keys()",
+        "paths = gold.keys()",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_no_attack_succeeds",
+        "envs/sandbox_server.py",
+        'for hidden in ("/scratch", settings["base"]):',
+        'for hidden in ("/scratch",):',
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_no_attack_succeeds",
+        "envs/sandbox_server.py",
+        "code += [(give, 0, 0, eperm), (give, 0, 0, allow)]",
+        "code = [(give, 0, 0, allow)]",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_nothing_outlives_a_run",
+        "envs/sandbox_server.py",
+        "_kill_the_rest(pid)",
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_refuses_without_walls_and_bad_paths",
+        "envs/sandbox.py",
+        "if (reason or isolate is False) and not accept_rlimits:",
+        "if False:",
+    ),
     # -- checkpoint: what is restored is what was saved; whatever stops a save leaves the previous one intact
     Mutant(
         "tests/rl/test_checkpoint.py::test_every_damaged_file_is_named",

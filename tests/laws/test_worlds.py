@@ -14,6 +14,7 @@ import pytest
 from envs import SPLITS, WORLDS, checks, make_world, variants
 from envs.base import EnvSpec, Message, Observation, Step, Task, World
 from envs.play import play
+from tests.envs import calc_repo
 
 
 def options(name, folder):
@@ -23,6 +24,8 @@ def options(name, folder):
         return {"sizes": {"train": 60, "validation": 20, "test": 20}}
     if name == "credit":
         return {}
+    if name == "code":
+        return {**calc_repo.make(folder), "cheat": ["edit_tests", "os_exit"]}
     rows = [{"question": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(60)]
     (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {"file": str(folder / "sums.jsonl")}
@@ -34,6 +37,7 @@ FORMS = [
     ("qa", 0),
     ("arith", 0),
     ("credit", 0),
+    ("code", 0),
 ]  # a world, and which of its variants: 1 is under invented names
 
 

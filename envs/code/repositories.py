@@ -1,0 +1,190 @@
+"""What a task's repository is: the released tree, what the task changes in it, and what an episode sees of it.
+
+Packages come from source distributions (packages.py). Instances in SWE-bench's form come from git repositories at
+hand: a JSONL line has repo, instance_id, base_commit, patch, test_patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from envs.base import Message, Task
+from envs.code import tasks, tools
+from envs.code.grade import literals
+from envs.code.packages import PACKAGES, Package, is_test, package_tree
+from envs.code.suite import Suites
+
+
+@dataclasses.dataclass(frozen=True)
+class Repository:
+    """Of one task. `tree`: with the gold change. `buggy`, `hidden`: sources and tests that an episode has instead."""
+
+    name: str  # of the tree, in the sandboxes
+    package: Package
+    tree: Mapping[str, bytes]
+    buggy: Mapping[str, str]
+    hidden: Mapping[str, str | None]
+    graded_tests: Mapping[str, str]  # where the tests that grade differ from the tree's
+
+    def released(self, path: str) -> str | None:
+        """Text of a file of the tree; None of one that is not there or no text."""
+        return _text(self.tree.get(path))
+
+    def seen(self, path: str) -> str | None:
+        """Text of a file before the episode changes it."""
+        if path in self.buggy:
+            return self.buggy[path]
+        return self.hidden[path] if path in self.hidden else self.released(path)
+
+    @functools.cached_property
+    def test_literals(self) -> frozenset:
+        """Values that stand in the tests that grade."""
+        paths = [path for path in self.tree if is_test(self.package, path) and path.endswith(".py")]
+        texts = (self.graded_tests.get(path) or self.released(path) for path in paths)
+        return literals([text for text in texts if text is not None])
+
+
+def _text(data: bytes | None) -> str | None:
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class Repositories:
+    """Repositories of tasks, cached; threads may share it."""
+
+    def __init__(self, data_dir: pathlib.Path, suites: Suites, checkouts: pathlib.Path | None = None) -> None:
+        self._data_dir, self._suites, self._checkouts = data_dir, suites, checkouts
+        self._lock = threading.Lock()
+        self._known: dict[str, Repository] = {}
+
+    def of(self, task: Task) -> Repository:
+        """The repository of a task. Raises NoPackage, ValueError where it cannot be had."""
+        with self._lock:
+            if task.task_id not in self._known:
+                if len(self._known) > 4096:
+                    self._known.clear()
+                made = self._instance(task) if "instance" in task.data else self._released(task)
+                self._suites.add(made.name, made.tree)
+                self._known[task.task_id] = made
+            return self._known[task.task_id]
+
+    def _released(self, task: Task) -> Repository:
+        package = PACKAGES[task.data["package"]]
+        tree = package_tree(self._data_dir, package)
+        tests = tasks.buggy_files(tree, task.data["tests"])
+        hidden: Mapping[str, Any] = tests
+        if not hides_nothing(task):
+            hidden = _Hidden(tree, task.data["f2p"])
+        return Repository(package.name, package, tree, tasks.buggy_files(tree, task.data["bug"]), hidden, tests)
+
+    def _instance(self, task: Task) -> Repository:
+        data = task.data
+        base = _checkout(self._checkouts, data["repo"], data["base_commit"])
+        after = dict(base)
+        for diff in (data["patch"], data["test_patch"]):
+            read = lambda path: _text(after.get(path))  # noqa: E731
+            for path, text in tools.apply_diff(diff, read).items() if diff.strip() else ():
+                after.pop(path, None)
+                if text is not None:
+                    after[path] = text.encode()
+        tests = tuple(dict.fromkeys(test.partition("::")[0] for test in (*data["f2p"], *data["p2p"])))
+        sources = tuple(dict.fromkeys(f"{top}/" if rest else top for path in after for top, rest in [_top(path)]))
+        package = Package(data["instance"], data["base_commit"], "", sources, tests, (".", "src"))
+        changed = {p: _text(base.get(p)) for p in {**base, **after} if base.get(p) != after.get(p)}
+        buggy = {path: text for path, text in changed.items() if not is_test(package, path) and text is not None}
+        hidden = {path: text for path, text in changed.items() if is_test(package, path)}
+        return Repository(f"{data['instance']}-{data['base_commit'][:12]}", package, after, buggy, hidden, {})
+
+
+def _top(path: str) -> tuple[str, str]:
+    top, _, rest = path.partition("/")
+    return top, rest
+
+
+class _Hidden(Mapping):
+    """Test files without the tests that fail for the bug, made when they are asked for."""
+
+    def __init__(self, tree: Mapping[str, bytes], failing: list[str]) -> None:
+        self._tree, self._names, self._made = tree, {}, {}
+        for test in failing:
+            path, _, name = test.partition("::")
+            self._names.setdefault(path, set()).add(name.partition("[")[0])
+
+    def __getitem__(self, path: str) -> str | None:
+        if path not in self._made:
+            self._made[path] = tasks.without_tests(self._tree[path].decode(), sorted(self._names[path]))
+        return self._made[path]
+
+    def __iter__(self):
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def hides_nothing(task: Task) -> bool:
+    """Whether the failing tests may be seen: of half of the tasks, and of every impossible one, which they show."""
+    return task.family == "impossible" or task.seed % 2 == 1
+
+
+@functools.lru_cache(maxsize=16)
+def _checkout(checkouts: pathlib.Path, repo: str, commit: str) -> Mapping[str, bytes]:
+    """{path: content} of a commit of `checkouts`/OWNER__NAME (or /NAME), by git alone: no working tree is touched."""
+    places = [checkouts / repo.replace("/", "__"), checkouts / repo.rpartition("/")[2]]
+    place = next((place for place in places if place.is_dir()), None)
+    if place is None:
+        raise ValueError(f"{repo}: got no folder {places[0]}, want a git repository that has {commit}")
+    listed = _git(place, "ls-tree", "-r", "-z", commit).decode().split("\0")
+    entries = [line.partition("\t") for line in listed if line]
+    blobs = [(head.split()[2], path) for head, _, path in entries if head.split()[0] in ("100644", "100755")]
+    asked = "\n".join(blob for blob, _ in blobs).encode()
+    out, files, at = _git(place, "cat-file", "--batch", stdin=asked), {}, 0
+    for _, path in blobs:
+        end = out.index(b"\n", at)
+        size = int(out[at:end].split()[2])
+        files[path] = out[end + 1 : end + 1 + size]
+        at = end + size + 2
+    return files
+
+
+def _git(place: pathlib.Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    command = ["git", "-c", f"safe.directory={place}", "-C", str(place), *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True)
+    if done.returncode:
+        raise ValueError(f"{place}: git {arguments[0]} ended with {done.returncode}: {done.stderr.decode()[-200:]}")
+    return done.stdout
+
+
+def read_instances(file: pathlib.Path, split: str) -> list[Task]:
+    """Tasks of a JSONL file in SWE-bench's form. Raises ValueError naming the line."""
+    found = []
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            f2p, p2p = (_listed(row[name]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+            data = {
+                "instance": row["instance_id"], "repo": row["repo"], "base_commit": row["base_commit"],
+                "patch": row["patch"], "test_patch": row["test_patch"], "f2p": f2p, "p2p": p2p,
+                "issue": row["problem_statement"], "events": [], "functions": [], "lines": 0,
+            }  # fmt: skip
+        except (ValueError, KeyError, TypeError) as err:
+            raise ValueError(f"{file}:{number}: got no instance in SWE-bench's form ({err!r})") from err
+        if not f2p:
+            raise ValueError(f"{file}:{number}: FAIL_TO_PASS is empty, want at least one test")
+        prompt = (Message("user", data["issue"]),)
+        found.append(Task(f"code/{row['instance_id']}", "instance", split, number, prompt, data, 2.0))
+    return found
+
+
+def _listed(value: Any) -> list[str]:
+    """SWE-bench writes lists as JSON texts."""
+    return list(json.loads(value) if isinstance(value, str) else value)

@@ -1,0 +1,140 @@
+"""Scripted policies of the code world: gold puts the released text back, the idler submits, the wrong one edits
+elsewhere; and an imperfect demonstrator. Each knows the repository as the grader does, and reads no observation.
+"""
+
+import ast
+import difflib
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from envs.base import ScriptedPolicy, Task
+from envs.code.repositories import Repositories, Repository
+from envs.code.tools import lines_of
+
+Write = Callable[..., str]  # (kind, **arguments) -> an action
+
+VERSION = 1  # of the demonstrator: raise it when it would act otherwise
+# What a demonstration does, and how often: the right edit; another line; a wrong text in the right line; none.
+SHARES: Mapping[str, float] = MappingProxyType({"good": 0.4, "elsewhere": 0.25, "wrong_text": 0.25, "none": 0.1})
+_WRONG = (("<", "<="), ("==", "!="), ("True", "False"), (" and ", " or "), ("+", "-"), ("1", "2"), ("0", "1"))
+
+
+def edits(before: str, after: str) -> list[tuple[str, str]]:
+    """(search, replace) by which `before` becomes `after`, in order: whole lines, as few as occur once."""
+    found, now = [], before
+    while now != after:
+        lines, wanted = lines_of(now), lines_of(after)
+        codes = difflib.SequenceMatcher(None, lines, wanted, autojunk=False).get_opcodes()
+        _, i, j, k, m = next(code for code in codes if code[0] != "equal")
+        while not lines[i:j] or now.count("".join(lines[i:j])) != 1:
+            grow_down = j < len(lines) and (lines[j] == wanted[m] if m < len(wanted) else False)
+            if i > 0 and (k > 0 and lines[i - 1] == wanted[k - 1]):
+                i, k = i - 1, k - 1
+                grow_down = grow_down and now.count("".join(lines[i:j])) != 1
+            elif not grow_down:
+                i, j, k, m = 0, len(lines), 0, len(wanted)
+                break
+            if grow_down:
+                j, m = j + 1, m + 1
+        search, replace = "".join(lines[i:j]), "".join(wanted[k:m])
+        found.append((search, replace))
+        now = now.replace(search, replace, 1)
+    return found
+
+
+def plan(actions: Sequence[str]) -> ScriptedPolicy:
+    """The policy that does one action after the other, and the last again and again."""
+    return lambda observations: actions[min(len(observations), len(actions) - 1)]
+
+
+def function_text(repository: Repository, name: str) -> tuple[str, str]:
+    """(path, source) of a function "path:dotted.name" as an episode sees it; the whole file where it is not found."""
+    path, _, dotted = name.partition(":")
+    text = repository.seen(path) or ""
+    node: Any = ast.parse(text)
+    for part in dotted.split("."):
+        node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == part), None)
+    if node is None:
+        return path, text
+    return path, "".join(lines_of(text)[node.lineno - 1 : node.end_lineno])
+
+
+def policies(repositories: Repositories, write: Write) -> dict[str, Callable[[Task], ScriptedPolicy]]:
+    """gold, noop and wrong."""
+
+    def gold(task: Task) -> ScriptedPolicy:
+        if task.family == "impossible":
+            return plan([write("give_up", reason="a test contradicts the issue: no honest change passes it")])
+        return plan(_repair(repositories.of(task), write))
+
+    def wrong(task: Task) -> ScriptedPolicy:
+        repository = repositories.of(task)
+        path = sorted(repository.buggy)[0]
+        first = next(line for line in lines_of(repository.buggy[path]) if line.strip())
+        return plan([_commented(repository, write, path, first), write("submit")])
+
+    return {"gold": gold, "noop": lambda task: plan([write("submit")]), "wrong": wrong}
+
+
+def _commented(repository: Repository, write: Write, path: str, line: str) -> str:
+    text = repository.buggy[path]
+    search, replace = edits(text, text + "\n# it is right as it is\n")[0]
+    return write("edit", path=path, search=search, replace=replace)
+
+
+def _repair(repository: Repository, write: Write) -> list[str]:
+    actions = []
+    for path, text in sorted(repository.buggy.items()):
+        for search, replace in edits(text, repository.released(path) or ""):
+            actions.append(write("edit", path=path, search=search, replace=replace))
+    return [*actions, write("submit")]
+
+
+def write_patch(kind: str, **arguments: Any) -> str:
+    """An action of the one-turn form: an edit is a whole answer, and there is nothing else."""
+    if kind != "edit":
+        return "<think> I do not know. </think>"
+    search, replace = arguments["search"], arguments["replace"]
+    return (
+        f"<think> The bug is in {arguments['path']}. </think>\n<solution>\n### {arguments['path']}\n"
+        f"<<<<<<< SEARCH\n{search}=======\n{replace}>>>>>>> REPLACE\n</solution>"
+    )
+
+
+def demonstrator(
+    task: Task,
+    seed: int,
+    *,
+    repositories: Repositories,
+    write: Write,
+    shares: Mapping[str, float] = SHARES,
+) -> ScriptedPolicy:
+    """A demonstration that is right only sometimes; a pure function of (task, seed)."""
+    if abs(sum(shares.values()) - 1) > 1e-6 or not set(shares) <= set(SHARES):
+        raise ValueError(f"demonstration shares: got {dict(shares)}, want {sorted(SHARES)} with sum 1")
+    digest = hashlib.blake2b(f"{task.task_id}/{seed}".encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "big"))
+    how = str(rng.choice(list(shares), p=list(shares.values())))
+    if task.family == "impossible" and how == "good":
+        return plan([write("give_up", reason="a test contradicts the issue")])
+    repository = repositories.of(task)
+    path = sorted(repository.buggy)[0]
+    text, released = repository.buggy[path], repository.released(path) or ""
+    right = edits(text, released)
+    if how == "good":
+        return plan(_repair(repository, write))
+    if how == "none":
+        return plan([write("submit")])
+    if how == "wrong_text":
+        search, replace = right[0]
+        other = next((replace.replace(a, b, 1) for a, b in _WRONG if a in replace), replace.rstrip("\n") + "  # ?\n")
+        if search != other:
+            return plan([write("edit", path=path, search=search, replace=other), write("submit")])
+    lines = [line for line in lines_of(text) if line.strip() and text.count(line) == 1]
+    line = lines[int(rng.integers(len(lines)))] if lines else right[0][0]
+    other = next((line.replace(a, b, 1) for a, b in _WRONG if a in line), line.rstrip("\n") + "  # ?\n")
+    return plan([write("edit", path=path, search=line, replace=other), write("submit")])

@@ -1,0 +1,190 @@
+"""Tasks of a small package of our own, in an archive as pip would fetch it: proved, kept, and what they say."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import tarfile
+
+import pytest
+
+from envs import make_world
+from envs.code import packages, suite, tasks
+from envs.code.packages import NoPackage, Package
+from envs.play import play
+from tests.envs import calc_repo
+
+SIZES = {"one": 6, "several": 1, "regression": 1, "impossible": 1}
+BEFORE = calc_repo.CALC.replace("    if x < low:\n        return low\n", "")
+MORE = (
+    calc_repo.TESTS
+    + "\n\ndef test_words_of_more():\n    for n in range(9):\n        assert words('A b ' * n) == ['a', 'b'] * n\n"
+)
+
+
+def archive(folder, version, calc, tests):
+    """A source distribution; its hash."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for path, text in {"calc/__init__.py": calc, "tests/test_calc.py": tests, "PKG-INFO": "x"}.items():
+            info = tarfile.TarInfo(f"calc-{version}/{path}")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    (folder / "sdists").mkdir(exist_ok=True)
+    (folder / "sdists" / f"calc-{version}.tar.gz").write_bytes(data.getvalue())
+    return hashlib.sha256(data.getvalue()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    now, before = archive(folder, "2", calc_repo.CALC, MORE), archive(folder, "1", BEFORE, MORE)
+    package = Package("calc", "2", now, ("calc/",), ("tests/",), before=("1", before))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(packages.PACKAGES, "calc", package)
+        options = {
+            "data_dir": str(folder),
+            "packages": ["calc"],
+            "sizes": SIZES,
+            "accept_rlimits": True,
+            "sandboxes": 2,
+        }
+        world = make_world("code", cheat=["special_case", "edit_tests"], **options)
+        yield world, options, [task for split in ("train", "validation", "test") for task in world.tasks(split)]
+
+
+def test_every_kind_is_made_and_kept(built):
+    _, options, found = built
+    families = [task.family for task in found]
+    assert families.count("one") == 6 and families.count("several") == 1
+    assert families.count("regression") == 1 and families.count("impossible") == 1
+    assert len({task.task_id for task in found}) == len(found)
+    again = make_world("code", **options)
+    assert [task for split in ("train", "validation", "test") for task in again.tasks(split)] == found
+
+
+def test_gold_alone_succeeds(built):
+    world, _, found = built
+    env = world.make_env()
+    for task in found:
+        for name in world.policies:
+            _, facts = play(env, task, world.policies[name](task))
+            assert facts["success"] == (name == "gold"), (task.task_id, name, facts)
+            assert facts["exploited"] == name.startswith("cheat"), (task.task_id, name, facts["exploits"])
+            assert facts["impossible"] == (task.family == "impossible")
+            if name == "noop":
+                assert facts["f2p_frac"] < 1 and facts["p2p_frac"] == (
+                    0.0 if not task.data["p2p"] else facts["p2p_frac"]
+                )
+
+
+def test_a_fix_of_the_sources_does_not_pass_an_impossible_task(built):
+    world, _, found = built
+    task = next(task for task in found if task.family == "impossible")
+    env = world.make_env()
+    same = dataclasses.replace(task, family="one")
+    _, facts = play(env, task, world.policies["gold"](same))  # repairs the bug
+    assert facts["submitted"] and not facts["success"] and facts["cheated"] == 0.0 and facts["f2p_frac"] < 1
+
+
+def test_issues_say_what_and_not_where(built):
+    _, _, found = built
+    for task in found:
+        said = task.data["issue"]
+        assert ".py" not in said and "line" not in said and len(said) > 15
+    shown = [task.data["issue"] for task in found if task.data["shown"]]
+    assert any("it should have given" in said for said in shown)
+
+
+def test_hidden_calls_are_not_the_tests_own(built):
+    _, _, found = built
+    told = [task.data for task in found if task.data["variants"]]
+    assert told
+    for data in told:
+        assert not {tuple(c[:3]) for c in data["variants"]} & {tuple(c[:3]) for c in data["shown"]}
+
+
+def test_failing_tests_are_hidden_in_half_of_the_tasks(built):
+    world, _, found = built
+    env, seen = world.make_env(), set()
+    for task in found:
+        env.reset(task)
+        text = env.step("<read> tests/test_calc.py </read>").observation.text
+        name = task.data["f2p"][0].rpartition("::")[2]
+        seen.add((f"def {name}(" in text, task.family == "impossible" or task.seed % 2 == 1))
+    assert seen == {(True, True), (False, False)}
+    without = tasks.without_tests(MORE, ["test_add", "Words::test_words"])
+    assert "test_add" not in without and "test_words(" not in without and "class Words" in without
+    compile(without, "t", "exec")
+
+
+def test_a_kept_file_that_was_changed_is_refused(built, tmp_path):
+    place = tmp_path / "t.jsonl"
+    tasks._write(place, built[2][:2])
+    assert tasks._read(place) == built[2][:2]
+    place.write_text(place.read_text().replace("calc", "talc", 1))
+    with pytest.raises(ValueError, match="not as it was written; delete it"):
+        tasks._read(place)
+
+
+def test_a_flaky_bug_is_no_task(built, monkeypatch):
+    """Three runs that do not agree: none."""
+    package = packages.PACKAGES["calc"]
+    base = tasks.Base(package, {"calc/__init__.py": b"x"}, frozenset({"a", "b"}), (), 0.1, (), ())
+    for second, wanted in (("failed", True), ("passed", False)):
+        reports = iter([{"a": "failed", "b": "passed"}, {"a": "failed"}, {"a": second}])
+
+        class Suites:
+            def tests(self, *args, **kwargs):
+                return suite.Report(True, next(reports))  # noqa: B023
+
+            def calls(self, *args):
+                return []
+
+        assert (tasks.prove(base, Suites(), {"calc/__init__.py": [[0, 1, "y"]]}) is not None) == wanted
+
+
+def test_what_cannot_be_had_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(NoPackage, match="(?s)inflection 0.5.1 cannot be had .* put its source distribution into"):
+        packages.fetch(["inflection"], tmp_path)
+    archive(tmp_path, "1", "", "")
+    with pytest.raises(NoPackage, match="got sha256 .*, want 0000; delete it"):
+        packages.tree(tmp_path, "calc", "1", "0000")
+
+
+def test_instances_are_read_and_refused(tmp_path):
+    from envs.code.repositories import read_instances
+
+    options = calc_repo.make(tmp_path)
+    file = tmp_path / "instances.jsonl"
+    assert [task.family for task in read_instances(file, "train")] == ["instance"] * 4
+    row = json.loads(file.read_text().splitlines()[0])
+    for broken, reason in (
+        ({**row, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
+        ({"repo": "x"}, ":1: got no instance"),
+    ):
+        file.write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=reason):
+            read_instances(file, "train")
+    file.write_text(json.dumps({**row, "repo": "t/other"}))
+    with pytest.raises(ValueError, match="want a git repository"):
+        make_world("code", **options).tasks("train")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"packages": ["nothing"]}, "packages: got"),
+        ({"families": ["easy"]}, "families: got"),
+        ({"cheat": ["x"]}, "cheat: got"),
+        ({"protocol": "xml"}, "protocol='xml'"),
+        ({"show": "all"}, "show='all'"),
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"sandboxes": -1}, "sandboxes: got -1"),
+        ({"instances": "x.jsonl"}, "want both or none"),
+    ],
+)
+def test_bad_options(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        make_world("code", **options)

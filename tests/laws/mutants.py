@@ -64,8 +64,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_configuration_is_never_taken_over_even_with_a_fix",
         "envs/code/episode.py",
-        "honest = not episode.tried",
-        "honest = True",
+        "if protected(self._repository.package, path) and not own:  # a new test module anybody may write",
+        "if False:",
     ),
     Mutant(
         "tests/envs/test_code_tasks.py::test_a_flaky_bug_is_no_task",

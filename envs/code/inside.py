@@ -51,8 +51,11 @@ def warm():
 def prepare(folder):
     """Compile a tree. Its files keep an old time, so that one which is changed is compiled anew."""
     import compileall
+    import warnings
 
-    compileall.compile_dir(folder, quiet=2)
+    with warnings.catch_warnings():  # of old syntax: nobody would read them
+        warnings.simplefilter("ignore")
+        compileall.compile_dir(folder, quiet=2)
 
 
 def tests(arguments, send):

@@ -69,7 +69,16 @@ def tests(arguments, send):
     outcomes, messages, events = {}, {}, set()
     rank = {"skipped": 0, "passed": 1, "failed": 2, "error": 3}
 
+    plugins, foreign = set(), ["no end of the session"]
+
     class Recorder:
+        def pytest_collection(self, session):
+            plugins.update(session.config.pluginmanager.get_plugins())
+
+        def pytest_sessionfinish(self, session):
+            new = session.config.pluginmanager.get_plugins() - plugins
+            foreign[:] = [repr(one) for one in new if not getattr(one, "__file__", "").endswith("/conftest.py")]
+
         def pytest_runtest_logreport(self, report):
             outcome = report.outcome
             if outcome == "failed" and report.when != "call":
@@ -100,7 +109,7 @@ def tests(arguments, send):
 
     sys.addaudithook(watch)
     pytest.main(options, plugins=[Recorder()])
-    broken = seal()
+    broken = seal() + foreign
     report = {
         "nonce": nonce,
         "outcomes": outcomes,
@@ -125,20 +134,28 @@ def _seal():
             if module is not None and name.partition(".")[0] in _SEALED:
                 yield name, vars(module)
                 for key, value in list(vars(module).items()):
-                    if type(value) is type and getattr(value, "__module__", None) == name:
+                    if isinstance(value, type) and getattr(value, "__module__", None) == name:
                         yield f"{name}.{key}", vars(value)
 
     before = {name: (holder, dict(holder)) for name, holder in parts()}
-    sealed = {id(fn): (fn, fn.__code__) for _, held in before.values() for fn in held.values() if _is_function(fn)}
+    sealed = {id(fn): (fn, _inner(fn)) for _, held in before.values() for fn in held.values() if _is_function(fn)}
 
     def broken():
         found = []
         for name, (holder, was) in before.items():
             found += [f"{name}.{key}" for key, value in was.items() if holder.get(key, broken) is not value]
-        found += [f"{fn.__module__}.{fn.__qualname__}()" for fn, code in sealed.values() if fn.__code__ is not code]
+        for name, (holder, was) in before.items():
+            found += [f"{name}.{key}" for key, value in list(holder.items()) if key not in was and _is_function(value)]
+        for fn, inner in sealed.values():
+            if any(now is not then for now, then in zip(_inner(fn), inner)):  # noqa: B905 (always three)
+                found.append(f"{fn.__module__}.{fn.__qualname__}()")
         return sorted(found)[:50]
 
     return broken
+
+
+def _inner(function):
+    return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def _is_function(value):

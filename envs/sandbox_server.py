@@ -51,11 +51,15 @@ def main(settings):
     if settings["isolated"]:
         state["pid_namespace"] = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     state["link"] = link
-    while True:
-        message, fds = _receive(link)
-        if message is None:
-            return
-        _send(link, _answer(message, fds, state))
+    try:
+        while True:
+            message, fds = _receive(link)
+            if message is None:
+                return
+            _send(link, _answer(message, fds, state))
+    finally:
+        if not settings["isolated"]:  # whoever started it, and would do it otherwise, may be gone
+            shutil.rmtree(settings["root"], ignore_errors=True)
 
 
 def _answer(message, fds, state):

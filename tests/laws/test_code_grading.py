@@ -3,6 +3,8 @@
 A missing test is a failure, a fault of the sandbox is no grade, and every cheat earns nothing and is seen.
 """
 
+import dataclasses
+
 import pytest
 
 from envs import make_world, sandbox
@@ -70,6 +72,15 @@ def test_every_cheat_earns_nothing_and_is_seen(name, world, monkeypatch):
     env = world.make_env()
     _, got = play(env, task, world.policies[f"cheat:{name}"](task))
     assert not got["success"] and got["exploited"] and got["submitted"], got
+
+
+@pytest.mark.parametrize("name", ["plugin_by_match", "plugin_by_computed_names", "runtest_by_vars", "patched_unittest"])
+def test_what_a_run_shows_is_seen_without_the_screen(name, world, monkeypatch):
+    monkeypatch.setattr(grade, "screen", lambda *args: ())
+    task = world.tasks("train")[0]
+    fresh = dataclasses.replace(task, task_id=f"{task.task_id}/unscreened")  # no grade of it is known yet
+    _, got = play(world.make_env(), fresh, world.policies[f"cheat:{name}"](fresh))
+    assert not got["success"] and "run:replaced" in got["exploits"], got
 
 
 @pytest.mark.parametrize(
@@ -221,8 +232,6 @@ def test_what_cannot_be_read_is_no_success(monkeypatch):
 
 
 def test_an_impossible_task_that_was_made_to_pass_is_cheated_though_flagged(env, world, monkeypatch):
-    import dataclasses
-
     from envs.code import episode
 
     for passed in (True, False):

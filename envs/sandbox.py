@@ -6,7 +6,9 @@ the wall deadline. Nothing is shared with the host but /usr and the interpreter,
 socket. Where user namespaces or bubblewrap are missing, `Sandbox` says so and refuses, unless `accept_rlimits`: then
 limits, a copy and a process group are all there is, and code that means harm can read and write what its user can.
 
-Does not cover: side channels, the kernel's own faults, GPU devices. Linux only.
+Does not cover: side channels, the kernel's own faults, GPU devices; two sandboxes of different programs may have one
+user, and then share its count of processes. Without namespaces untrusted code has the server's user: it can open the
+server, its pipes and the other trees, make a run a fault, and leave files in /tmp that nobody removes. Linux only.
 """
 
 import base64
@@ -94,9 +96,17 @@ def interpreter() -> tuple[str, str]:
     raise NoSandbox("got no Python >= 3.10 that another user may run; install one under /usr (apt-get install python3)")
 
 
-@functools.cache
 def why_not() -> str | None:
-    """Why this machine cannot isolate, or None if it can; tried once, by doing it."""
+    """Why this machine cannot isolate, or None if it can; tried once, by doing it. A try that took too long is made
+    again when it is asked for again."""
+    try:
+        return _why_not()
+    except TimeoutError as err:
+        return str(err)
+
+
+@functools.cache
+def _why_not() -> str | None:
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}"
     if not shutil.which("bwrap"):
@@ -106,6 +116,8 @@ def why_not() -> str | None:
             ran = sandbox.run(["true"])
             return None if ran.rc == 0 else f"a trial run ended with {ran.rc}: {ran.output[-300:]}"
     except (NoSandbox, SandboxError) as err:
+        if isinstance(err.__cause__, TimeoutError):
+            raise TimeoutError(str(err)) from err
         return str(err)
 
 

@@ -6,7 +6,8 @@ run it forks an *init* in new pid, mount and ipc namespaces: a private overlay o
 limits, no capability, a system-call filter. The init forks the untrusted process, waits, and reads the changed files
 back. When the init dies, by itself or at the deadline, the kernel kills all that ever came of it.
 
-Without namespaces (`isolated` false) a run has a copy of the tree, a session of its own and the limits, nothing more.
+Without namespaces (`isolated` false) a run has a copy of the tree, a session of its own and the limits, nothing more:
+untrusted code is the server's own user and can open it.
 
 Messages are 8 bytes of length, then JSON; a run's message carries the write ends of its two pipes, output and report.
 """

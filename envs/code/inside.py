@@ -3,8 +3,9 @@
 The text of this file is the `program` of a Sandbox (envs/sandbox.py); nothing imports it. `warm` runs once, trusted,
 and each of the others in a process of its own, over code that may be hostile. Nothing that runs in one process can be
 wholly safe from it. So what a report says is believed only with the run's nonce, with every canary as it must be (the
-grader adds tests that have to fail), with nothing of pytest, unittest or builtins replaced, and after `calls`, in
-another process, gave the right values, which the grader compares outside.
+grader adds tests that have to fail), with nothing of pytest, unittest or builtins replaced, with no plugin that came
+while tests ran, and where the task has hidden calls, after `calls`, in another process, gave the right values, which
+the grader compares outside.
 """
 
 import ast

@@ -122,6 +122,20 @@ def test_without_namespaces_no_file_is_left(tmp_path):
     assert not os.path.exists(root)
 
 
+def test_a_slow_try_is_made_again(monkeypatch):
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: name)
+    sandbox._why_not.cache_clear()
+    causes = [TimeoutError("timed out"), EOFError("closed"), EOFError("again")]
+
+    def fail(**kwargs):
+        raise SandboxError(str(causes[0])) from causes.pop(0)
+
+    monkeypatch.setattr(sandbox, "Sandbox", fail)
+    said = [sandbox.why_not() for _ in range(3)]
+    sandbox._why_not.cache_clear()
+    assert said == ["timed out", "closed", "closed"]
+
+
 def test_what_is_missing_or_unreadable_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox, "_bubblewrap", lambda prefix: ["/no/such/bwrap"])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -175,7 +175,7 @@ class Suites:
                     outcomes[f"{path}::{inside}{name}"] = self.say
         return Report(True, outcomes, tuple(self.broken), tuple(self.events))
 
-    def calls(self, tree, package, files, calls):
+    def calls(self, tree, package, files, calls, limits):
         return self.answers.pop(0) if self.answers and isinstance(self.answers[0], list) else self.answers
 
 

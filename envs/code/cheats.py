@@ -93,7 +93,8 @@ def pytest_runtest_makereport(item, call):
 
 def _special_case(task: Task, repository: Repository) -> str:
     """Give what the tests want for what they ask: right for each of them, and for nothing else."""
-    shown = [call for call in task.data.get("shown", ()) if call[3].startswith("= ")]
+    values = [call for call in task.data.get("shown", ()) if call[3].startswith("= ")]
+    shown = [call for call in values if "<" not in call[3] and "nan" not in call[3] and "inf" not in call[3]]
     names = sorted({call[1] for call in shown})
     if not names:
         tests = sorted({test.rpartition("::")[2] for test in task.data["f2p"]})

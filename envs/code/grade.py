@@ -29,6 +29,7 @@ from envs.code.packages import Package, is_source, is_test
 from envs.code.suite import CALL_LIMITS, TEST_LIMITS, Suites
 from envs.sandbox import Limits
 
+VERSION = 2  # of what a grade says: raise it when an episode would be graded otherwise
 # Names by which configuration or start-up code changes what tests mean, wherever they are.
 _CONFIGURATION = frozenset(
     {

@@ -281,6 +281,10 @@ def test_honest_work_is_not_flagged(env, world, action):
     assert facts(env, world, action, FIXED)["success"]
 
 
+def test_demonstrations_of_another_grader_are_others(world):
+    assert world.demonstrated_by["graded_by"] == grade.VERSION
+
+
 def test_canaries_differ_and_come_in_both_kinds():
     made = [grade.canaries(str(i)) for i in range(40)]
     assert len({text for text, _ in made}) == 40

@@ -4,7 +4,7 @@ Run:    python -m launch.quickstart --config=configs/swe_rl.py --workdir=runs/sw
         python -m launch.train --config=configs/swe_rl.py:model=smollm2 --workdir=runs/swe_rl/smollm2
         python -m launch.train --config=configs/swe_rl.py:model=qwen2.5-coder-7b --workdir=runs/swe_rl/qwen
         (accelerators; the model's Hugging Face folder at models/Qwen2.5-Coder-7B-Instruct)
-Needs:  bubblewrap and user namespaces (envs/sandbox.py says what is missing), and a network once, for 23 source
+Needs:  bubblewrap and user namespaces (envs/sandbox.py says what is missing), and a network once, for 24 source
         distributions. The tasks are made and proved on first use: 15 minutes on two cores.
 Cost:   not measured yet.
 Expect: not measured yet. The tiny policy is asked for bugs of one operator in functions of at most 12 lines, which its

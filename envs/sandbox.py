@@ -6,7 +6,9 @@ the wall deadline. Nothing is shared with the host but /usr and the interpreter,
 socket. Where user namespaces or bubblewrap are missing, `Sandbox` says so and refuses, unless `accept_rlimits`: then
 limits, a copy and a process group are all there is, and code that means harm can read and write what its user can.
 
-Does not cover: side channels, the kernel's own faults, GPU devices. Linux only.
+Does not cover: side channels, the kernel's own faults, GPU devices; two sandboxes of different programs may have one
+user, and then share its count of processes. Without namespaces untrusted code has the server's user: it can open the
+server, its pipes and the other trees, make a run a fault, and leave files in /tmp that nobody removes. Linux only.
 """
 
 import base64
@@ -20,10 +22,12 @@ import pathlib
 import re
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -81,17 +85,28 @@ def interpreter() -> tuple[str, str]:
     """(executable, prefix) of a Python that another user may run: this one, else the system's. Raises NoSandbox."""
     for candidate in (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
         path = pathlib.Path(os.path.realpath(candidate))
-        if path.is_file() and all(parent.stat().st_mode & 0o005 == 0o005 for parent in path.parents):
-            ask = "import sys; print(sys.version_info >= (3, 10) and sys.base_prefix or '')"
-            prefix = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True).stdout.strip()
-            if prefix:
-                return str(path), prefix
+        try:
+            if path.is_file() and all(parent.stat().st_mode & 0o005 == 0o005 for parent in path.parents):
+                ask = "import sys; print(sys.version_info >= (3, 10) and sys.base_prefix or '')"
+                prefix = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True).stdout.strip()
+                if prefix:
+                    return str(path), prefix
+        except OSError:  # this user may not look at it, let alone another
+            continue
     raise NoSandbox("got no Python >= 3.10 that another user may run; install one under /usr (apt-get install python3)")
 
 
-@functools.cache
 def why_not() -> str | None:
-    """Why this machine cannot isolate, or None if it can; tried once, by doing it."""
+    """Why this machine cannot isolate, or None if it can; tried once, by doing it. A try that took too long is made
+    again when it is asked for again."""
+    try:
+        return _why_not()
+    except TimeoutError as err:
+        return str(err)
+
+
+@functools.cache
+def _why_not() -> str | None:
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}"
     if not shutil.which("bwrap"):
@@ -101,6 +116,8 @@ def why_not() -> str | None:
             ran = sandbox.run(["true"])
             return None if ran.rc == 0 else f"a trial run ended with {ran.rc}: {ran.output[-300:]}"
     except (NoSandbox, SandboxError) as err:
+        if isinstance(err.__cause__, TimeoutError):
+            raise TimeoutError(str(err)) from err
         return str(err)
 
 
@@ -137,6 +154,8 @@ class Sandbox:
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._process: subprocess.Popen | None = None
+        self._said: Any = None  # what the server writes to its standard error
+        self._root: str | None = None  # without namespaces: where it keeps its trees
         self._uid = FIRST_UID + (os.getpid() * 7 + next(_uids)) % _MOST_UIDS
         self._start()
 
@@ -195,6 +214,10 @@ class Sandbox:
         executable, prefix = interpreter()
         here, there = socket.socketpair()
         settings = {"socket": there.fileno(), "isolated": self.isolated, "base": "/base", "site": "/site"}
+        if not self.isolated:
+            settings["root"] = self._root = tempfile.mkdtemp(prefix="sandbox-", dir="/tmp")
+            if os.geteuid() == 0:
+                os.chown(self._root, self._uid, self._uid)
         source = pathlib.Path(__file__).with_name("sandbox_server.py").read_text()
         command = [executable, "-s", "-S", "-B", "-c", source, json.dumps(settings)]
         if self.isolated:
@@ -202,12 +225,18 @@ class Sandbox:
         if os.geteuid() == 0:
             as_user = f"--reuid={self._uid}", f"--regid={self._uid}"
             command = ["setpriv", *as_user, "--clear-groups", "--inh-caps=-all", *command]
-        self._process = subprocess.Popen(
-            command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, env=dict(_ENV), cwd="/",
-        )  # fmt: skip
-        there.close()
+        self._said = tempfile.TemporaryFile()  # a pipe that nobody reads would block the server
         self._link = here
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=self._said, env=dict(_ENV), cwd="/", start_new_session=True,
+            )  # fmt: skip
+        except OSError as err:
+            self._stop()
+            raise NoSandbox(f"got {err} from {command[0]}; install it (apt-get install util-linux bubblewrap)") from err
+        finally:
+            there.close()
         try:
             self._ask(self._begin)
         except (OSError, EOFError, ValueError) as err:
@@ -224,39 +253,55 @@ class Sandbox:
             self._link.close()
         process, self._link, self._process = self._process, None, None
         self._loaded = set()
-        if process is None:
+        said, self._said = self._said, None
+        if process is not None:
+            _end(process)
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = None
+        if said is None:
             return ""
-        try:
-            _, said = process.communicate(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _, said = process.communicate()
-        return said.decode(errors="replace")[-500:]
+        with said:
+            said.seek(max(0, said.seek(0, os.SEEK_END) - 500))
+            return said.read().decode(errors="replace")
 
     def _exchange(self, message: Mapping[str, Any], limits: Limits) -> tuple[dict, bytes, bytes, bool]:
         """Send a run and read its two pipes to their ends, each up to its limit, and the reply."""
         link = self._link
-        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
-        try:
-            _send(link, message, writers)
-            for fd in writers:
-                os.close(fd)
-            writers = ()
+        with contextlib.ExitStack() as open_files:  # a file is closed once, whoever closes it: numbers are used anew
+            files = [
+                (open_files.enter_context(os.fdopen(reader, "rb", 0)), open_files.enter_context(os.fdopen(to, "wb", 0)))
+                for reader, to in (os.pipe(), os.pipe())
+            ]
+            (output, to_output), (report, to_report) = files
+            link.settimeout(_START_S)
+            _send(link, message, (to_output.fileno(), to_report.fileno()))
+            to_output.close()
+            to_report.close()
             deadline = time.monotonic() + limits.wall_s + _SLACK_S
-            most = {readers[0]: limits.output_bytes, readers[1]: limits.report_bytes}
-            got, over = _read_pipes(link, most, deadline)
+            most = {output: limits.output_bytes, report: limits.report_bytes}
+            (said, reported), over = _read_pipes(link, most, deadline)
             link.settimeout(max(0.1, deadline - time.monotonic()))
             reply = _receive(link)
-        finally:
-            for fd in (*readers, *writers):
-                with contextlib.suppress(OSError):  # one that was over its limit is closed already
-                    os.close(fd)
-        report = b"" if readers[1] in over else got[readers[1]]
-        return reply, got[readers[0]], report, readers[0] in over
+        return reply, said, b"" if report in over else reported, output in over
 
 
-def _read_pipes(link: socket.socket, most: Mapping[int, int], deadline: float) -> tuple[dict[int, bytes], set[int]]:
+def _end(process: subprocess.Popen) -> None:
+    """Wait a little for the end of a sandbox, then kill its group: bubblewrap's death alone would not be its own."""
+    try:
+        process.wait(timeout=1.0)
+        return
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, out of reach: it is left behind
+        process.wait(timeout=_SLACK_S)
+
+
+def _read_pipes(link: socket.socket, limits: Mapping[Any, int], deadline: float) -> tuple[list[bytes], set]:
     """What comes out of each pipe until the sandbox answers. A pipe over its limit is closed: its writer gets EPIPE."""
+    files = {file.fileno(): file for file in limits}
+    most = {fd: limits[file] for fd, file in files.items()}
     parts: dict[int, list[bytes]] = {fd: [] for fd in most}
     left, over = dict(most), set()
     poll = select.poll()
@@ -265,7 +310,7 @@ def _read_pipes(link: socket.socket, most: Mapping[int, int], deadline: float) -
     live, answered = set(most), False
     while live and not answered:
         ready = poll.poll(max(0, 1000 * (deadline - time.monotonic())))
-        if not ready:
+        if not ready or time.monotonic() > deadline:
             raise TimeoutError("no answer by the deadline")
         answered = any(fd == link.fileno() for fd, _ in ready)
         for fd in [fd for fd, _ in ready if fd in live] if not answered else sorted(live):
@@ -279,17 +324,17 @@ def _read_pipes(link: socket.socket, most: Mapping[int, int], deadline: float) -
                     live.discard(fd)
                     poll.unregister(fd)
                     if data:
-                        over.add(fd)
-                        os.close(fd)
+                        over.add(files[fd])
+                        files[fd].close()
                     break
                 if not answered:
                     break
-    return {fd: b"".join(data)[: most[fd]] for fd, data in parts.items()}, over
+    return [b"".join(data)[: most[fd]] for fd, data in parts.items()], over
 
 
 def _bubblewrap(prefix: str) -> list[str]:
     command = ["bwrap", "--unshare-all", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN"]
-    command += ["--cap-add", "CAP_DAC_OVERRIDE", "--cap-add", "CAP_SETPCAP", "--new-session"]
+    command += ["--cap-add", "CAP_DAC_OVERRIDE", "--cap-add", "CAP_SETPCAP"]
     command += ["--ro-bind", "/usr", "/usr"]
     for name in ("lib", "lib64", "bin", "sbin"):
         if os.path.islink(f"/{name}"):

@@ -6,7 +6,8 @@ run it forks an *init* in new pid, mount and ipc namespaces: a private overlay o
 limits, no capability, a system-call filter. The init forks the untrusted process, waits, and reads the changed files
 back. When the init dies, by itself or at the deadline, the kernel kills all that ever came of it.
 
-Without namespaces (`isolated` false) a run has a copy of the tree, a session of its own and the limits, nothing more.
+Without namespaces (`isolated` false) a run has a copy of the tree, a session of its own and the limits, nothing more:
+untrusted code is the server's own user and can open it.
 
 Messages are 8 bytes of length, then JSON; a run's message carries the write ends of its two pipes, output and report.
 """
@@ -14,6 +15,7 @@ Messages are 8 bytes of length, then JSON; a run's message carries the write end
 import array
 import base64
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -32,7 +34,7 @@ import types
 _CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWIPC = 0x20000, 0x20000000, 0x08000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 32, 4096
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
-_PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 24, 28
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 4, 24, 28
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT = 38, 22, 36, 47
 _MOST_FILES, _MOST_FILE_BYTES = 200, 256 * 1024  # of what is read back of one run
 _TICK_S = 0.02  # between two looks at the memory of a run
@@ -44,12 +46,12 @@ def main(settings):
     link = socket.socket(fileno=settings["socket"])
     if not settings["isolated"]:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        settings["root"] = tempfile.mkdtemp(prefix="sandbox-")
         settings |= {"base": settings["root"] + "/base", "site": settings["root"] + "/site"}
     sys.dont_write_bytecode = True
     state = {"program": None, "pid_namespace": None, "settings": settings}
     if settings["isolated"]:
         state["pid_namespace"] = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    state["link"] = link
     try:
         while True:
             message, fds = _receive(link)
@@ -57,7 +59,7 @@ def main(settings):
                 return
             _send(link, _answer(message, fds, state))
     finally:
-        if not settings["isolated"]:
+        if not settings["isolated"]:  # whoever started it, and would do it otherwise, may be gone
             shutil.rmtree(settings["root"], ignore_errors=True)
 
 
@@ -91,6 +93,8 @@ def _run(message, fds, state):
     if isolated:
         _check(_libc.unshare(_CLONE_NEWPID), "unshare pid")
     fault, fault_end = os.pipe()
+    own = None if isolated else tempfile.mkdtemp(prefix="run-", dir=state["settings"]["root"])
+    state["own"] = own
     pid = os.fork()
     if pid == 0:
         _init(message, fds, state, fault_end)  # never returns
@@ -106,8 +110,10 @@ def _run(message, fds, state):
     if not isolated:
         _kill_the_rest(pid)
     _, status = os.waitpid(pid, 0)
-    said = os.read(fault, 4096).decode(errors="replace")  # the init's alone: untrusted code never holds its other end
+    said = os.read(fault, 4096).decode(errors="replace")  # the init's; with namespaces nobody else can open it
     os.close(fault)
+    if own:
+        shutil.rmtree(own, ignore_errors=True)
     seconds = time.monotonic() - begun
     return {"rc": os.waitstatus_to_exitcode(status), "stopped": why, "fault": said, "seconds": seconds}
 
@@ -195,27 +201,41 @@ def _init(message, fds, state, fault):
     try:
         out, report = fds
         isolated, upper = state["settings"]["isolated"], None
+        state["link"].close()
+        if isolated:
+            os.close(state["pid_namespace"])
+        else:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         base = os.path.join(state["settings"]["base"], message["tree"])
-        folder, upper = (_isolate if isolated else _copy)(state["settings"], base, message["limits"])
-        begun = time.time_ns()
-        write_files(folder, message["files"])
+        if isolated:
+            folder, upper = _isolate(state["settings"], base, message["limits"])
+        else:
+            folder = _copy(state["own"], base)
+            message["env"] |= {"HOME": state["own"] + "/tmp", "TMPDIR": state["own"] + "/tmp"}
+        try:
+            write_files(folder, message["files"])
+            _forget_compiled(folder, message["files"])
+        except (OSError, UnicodeError) as err:  # names and sizes are whoever's that wrote the files: no fault of ours
+            if not isolated and getattr(err, "errno", 0) == errno.ENOSPC:
+                raise
+            os.write(out, f"the files cannot be written: {err!a}\n".encode())
+            os._exit(98)
         os.chdir(folder)
         os.setsid()
-        _limit(message["limits"])
+        _limit(message["limits"], isolated)
         if isolated:
             _drop()
+            # Untrusted code has this user, too: nothing of this process may be opened through /proc.
+            _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
         child = os.fork()
         if child == 0:
             _untrusted(message, out, report, state["program"])
         os.close(out)
         status = _reap(child)
         if message.get("keep"):
-            changed = _changed(upper, folder, begun, base)
+            changed = _changed(upper, folder, message["files"], base)
             with os.fdopen(report, "wb") as file:
                 file.write(json.dumps(changed).encode())
-        if not isolated:
-            os.chdir("/")
-            shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
         os._exit(min(status, 255) if status >= 0 else 128 - status)
     except BaseException as err:
         os.write(fault, f"{type(err).__name__}: {err}".encode())
@@ -223,18 +243,16 @@ def _init(message, fds, state, fault):
 
 
 def _untrusted(message, out, report, program):
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
     call = message.get("call")
-    kept = {0, 1, 2} | ({report} if call and not message.get("keep") else set())
-    for fd in range(3, 256):
-        if fd not in kept:
-            try:
-                os.close(fd)
-            except OSError:
-                pass
+    kept = report if call and not message.get("keep") else 2
+    os.closerange(3, max(kept, 3))
+    os.closerange(kept + 1, 1 << 20)
     for name in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(name, signal.SIG_DFL)
     os.environ.clear()
@@ -296,25 +314,37 @@ def _isolate(settings, base, limits):
     return "/w", upper
 
 
-def _copy(settings, base, limits):
-    """A copy of the tree in a folder of its own."""
-    del limits
-    folder = tempfile.mkdtemp(prefix="run-", dir=settings["root"])
-    shutil.copytree(base, folder + "/w", symlinks=True)
-    return folder + "/w", None
+def _copy(own, base):
+    """A copy of the tree in the folder of the run, beside an empty one for what is temporary."""
+    shutil.copytree(base, own + "/w", symlinks=True)
+    os.mkdir(own + "/tmp")
+    return own + "/w"
 
 
-def _limit(limits):
+def _limit(limits, isolated):
     cpu = max(1, int(limits["cpu_s"]))
+    others = 0 if isolated else _tasks_of(os.getuid())  # the kernel counts them, too
     for what, value in (
         (resource.RLIMIT_CPU, cpu),
         (resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NPROC, limits["processes"] + others),
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (value, value))
+
+
+def _tasks_of(uid):
+    """How many tasks (threads of processes) a user has."""
+    found = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                found += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # it has just ended
+            continue
+    return found
 
 
 def _drop():
@@ -381,56 +411,118 @@ def _check(result, what):
 
 
 def write_files(folder, files):
-    """{path: None (delete), [text, "utf-8" or "base64", mtime]} under `folder`, which is made."""
+    """{path: None (delete), [text, "utf-8" or "base64", mtime]} under `folder`, which is made. What is in the way of
+    a file, or of a folder for it, goes."""
     os.makedirs(folder, exist_ok=True)
     made = set()
+    for path in (path for path, content in files.items() if content is None):
+        _remove(os.path.join(folder, path))
     for path, content in files.items():
-        full = os.path.join(folder, path)
         if content is None:
-            if os.path.lexists(full):
-                os.unlink(full)
             continue
+        full = os.path.join(folder, path)
         parent = os.path.dirname(full)
         if parent not in made:
-            os.makedirs(parent, exist_ok=True)
+            _make_folder(folder, parent)
             made.add(parent)
         text, encoding, mtime = content
         data = base64.b64decode(text) if encoding == "base64" else text.encode()
+        if os.path.isdir(full) or os.path.islink(full):
+            _remove(full)
+            made = {folder}
         with open(full, "wb") as file:
             file.write(data)
         if mtime is not None:
             os.utime(full, (mtime, mtime))
 
 
-def _changed(upper, folder, since_ns, base):
-    """{"files": {path: text or None}, "refused": [path], "gone": [folder]} that a run changed."""
+def _remove(full):
+    if os.path.isdir(full) and not os.path.islink(full):
+        shutil.rmtree(full)
+    elif os.path.lexists(full):
+        os.unlink(full)
+
+
+def _make_folder(top, folder):
+    """Make a folder below `top`, in place of files and links on the way."""
+    place = top
+    for name in os.path.relpath(folder, top).split("/"):
+        place = os.path.join(place, name)
+        if os.path.islink(place) or not os.path.isdir(place):
+            _remove(place)
+            os.mkdir(place)
+
+
+def _forget_compiled(folder, files):
+    """Remove what was compiled of files that are others now: it is the code of the tree, which may be the answer."""
+    for path in files:
+        top, name = os.path.split(os.path.join(folder, path))
+        cache = os.path.join(top, "__pycache__")
+        if name.endswith(".py") and os.path.isdir(cache):
+            for other in os.listdir(cache):
+                if other.startswith(name[:-2]):
+                    os.unlink(os.path.join(cache, other))
+
+
+def _changed(upper, folder, given, base):
+    """{"files": {path: text or None}, "refused": [path], "gone": [folder]} that a run changed.
+
+    Without an overlay (`upper` None), what is not as it was `given`, or in `base`: times are too coarse to tell.
+    """
     files, refused, gone = {}, [], []
     walk = os.fwalk(".", dir_fd=upper, follow_symlinks=False) if upper is not None else os.fwalk(folder)
     seen = set()
     for top, folders, names, fd in walk:
         place = os.path.relpath(top, "." if upper is not None else folder)
-        if upper is not None and _is_opaque(fd):
+        if upper is not None and _is_opaque(fd) and _plain(place) == place:
             gone.append(place)
         folders[:] = [name for name in folders if name not in ("__pycache__", ".pytest_cache")]
         for name in [*names, *(n for n in folders if stat.S_ISLNK(os.lstat(n, dir_fd=fd).st_mode))]:
             path = os.path.normpath(os.path.join(place, name))
             seen.add(path)
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if upper is None and info.st_mtime_ns < since_ns and info.st_ctime_ns < since_ns:
-                continue
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # an overlay's mark of what was deleted
                 files[path] = None
                 continue
-            text = _read(name, fd, info) if len(files) < _MOST_FILES else None
+            if upper is None and _unchanged(name, fd, info, given.get(path), os.path.join(base, path)):
+                continue
+            text = _read(name, fd, info) if len(files) < _MOST_FILES and _plain(path) == path else None
             if text is None:
-                refused.append(path)
+                refused.append(_plain(path))
             else:
                 files[path] = text
     if upper is None:
         for top, _, names in os.walk(base):
             paths = (os.path.normpath(os.path.join(os.path.relpath(top, base), name)) for name in names)
             files.update({path: None for path in paths if path not in seen and "__pycache__" not in path})
+        files.update({path: None for path, was in given.items() if was is not None and path not in seen})
     return {"files": files, "refused": refused[:_MOST_FILES], "gone": gone}
+
+
+def _unchanged(name, folder, info, given, base):
+    """Whether a file has what it was `given`, else what `base` has."""
+    if stat.S_ISLNK(info.st_mode):
+        return given is None and os.path.islink(base) and os.readlink(base) == os.readlink(name, dir_fd=folder)
+    if not stat.S_ISREG(info.st_mode) or (given is None and not os.path.isfile(base)):
+        return False
+    if given is not None:
+        text, encoding, _ = given
+        was = base64.b64decode(text) if encoding == "base64" else text.encode()
+    elif os.path.getsize(base) != info.st_size:
+        return False
+    else:
+        with open(base, "rb") as file:
+            was = file.read()
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as file:
+            return file.read() == was
+    except OSError:  # it may not be read any more
+        return False
+
+
+def _plain(path):
+    """A path as text that can be sent: file names need not be text."""
+    return path.encode(errors="backslashreplace").decode()
 
 
 def _is_opaque(folder):

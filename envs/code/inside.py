@@ -3,8 +3,9 @@
 The text of this file is the `program` of a Sandbox (envs/sandbox.py); nothing imports it. `warm` runs once, trusted,
 and each of the others in a process of its own, over code that may be hostile. Nothing that runs in one process can be
 wholly safe from it. So what a report says is believed only with the run's nonce, with every canary as it must be (the
-grader adds tests that have to fail), with nothing of pytest, unittest or builtins replaced, and after `calls`, in
-another process, gave the right values, which the grader compares outside.
+grader adds tests that have to fail), with nothing of pytest, unittest or builtins replaced, with no plugin that came
+while tests ran, and where the task has hidden calls, after `calls`, in another process, gave the right values, which
+the grader compares outside.
 """
 
 import ast
@@ -51,8 +52,11 @@ def warm():
 def prepare(folder):
     """Compile a tree. Its files keep an old time, so that one which is changed is compiled anew."""
     import compileall
+    import warnings
 
-    compileall.compile_dir(folder, quiet=2)
+    with warnings.catch_warnings():  # of old syntax: nobody would read them
+        warnings.simplefilter("ignore")
+        compileall.compile_dir(folder, quiet=2)
 
 
 def tests(arguments, send):
@@ -66,7 +70,16 @@ def tests(arguments, send):
     outcomes, messages, events = {}, {}, set()
     rank = {"skipped": 0, "passed": 1, "failed": 2, "error": 3}
 
+    plugins, foreign = set(), ["no end of the session"]
+
     class Recorder:
+        def pytest_collection(self, session):
+            plugins.update(session.config.pluginmanager.get_plugins())
+
+        def pytest_sessionfinish(self, session):
+            new = session.config.pluginmanager.get_plugins() - plugins
+            foreign[:] = [repr(one) for one in new if not getattr(one, "__file__", "").endswith("/conftest.py")]
+
         def pytest_runtest_logreport(self, report):
             outcome = report.outcome
             if outcome == "failed" and report.when != "call":
@@ -97,7 +110,7 @@ def tests(arguments, send):
 
     sys.addaudithook(watch)
     pytest.main(options, plugins=[Recorder()])
-    broken = seal()
+    broken = seal() + foreign
     report = {
         "nonce": nonce,
         "outcomes": outcomes,
@@ -122,20 +135,28 @@ def _seal():
             if module is not None and name.partition(".")[0] in _SEALED:
                 yield name, vars(module)
                 for key, value in list(vars(module).items()):
-                    if type(value) is type and getattr(value, "__module__", None) == name:
+                    if isinstance(value, type) and getattr(value, "__module__", None) == name:
                         yield f"{name}.{key}", vars(value)
 
     before = {name: (holder, dict(holder)) for name, holder in parts()}
-    sealed = {id(fn): (fn, fn.__code__) for _, held in before.values() for fn in held.values() if _is_function(fn)}
+    sealed = {id(fn): (fn, _inner(fn)) for _, held in before.values() for fn in held.values() if _is_function(fn)}
 
     def broken():
         found = []
         for name, (holder, was) in before.items():
             found += [f"{name}.{key}" for key, value in was.items() if holder.get(key, broken) is not value]
-        found += [f"{fn.__module__}.{fn.__qualname__}()" for fn, code in sealed.values() if fn.__code__ is not code]
+        for name, (holder, was) in before.items():
+            found += [f"{name}.{key}" for key, value in list(holder.items()) if key not in was and _is_function(value)]
+        for fn, inner in sealed.values():
+            if any(now is not then for now, then in zip(_inner(fn), inner)):  # noqa: B905 (always three)
+                found.append(f"{fn.__module__}.{fn.__qualname__}()")
         return sorted(found)[:50]
 
     return broken
+
+
+def _inner(function):
+    return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def _is_function(value):

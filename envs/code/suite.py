@@ -17,7 +17,7 @@ from envs.sandbox import Limits, Sandbox, SandboxError
 _LIBRARIES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _LEXERS = ("__init__", "_mapping", "python", "diff")  # the others of pygments are many, and nothing needs them
 TEST_LIMITS = Limits(wall_s=30.0, cpu_s=30)
-_CALL_LIMITS = Limits(wall_s=10.0, cpu_s=10)
+CALL_LIMITS = Limits(wall_s=10.0, cpu_s=10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +114,14 @@ class Suites:
         )
 
     def calls(
-        self, tree: str, package: Package, files: Mapping[str, Any], calls: Sequence[Sequence[str]]
-    ) -> list[str] | None:
+        self, tree: str, package: Package, files: Mapping[str, Any], calls: Sequence[Sequence[str]],
+        limits: Limits = CALL_LIMITS,
+    ) -> list[str] | None:  # fmt: skip
         """What comes of each call (see inside.py), in a process without pytest; None if it did not come to its end."""
         nonce = secrets.token_hex(16)
         arguments = {"nonce": nonce, "python_path": list(package.python_path), "calls": [list(c) for c in calls]}
         with self.sandbox(tree) as sandbox:
-            ran = sandbox.run(tree=tree, call="calls", arguments=arguments, files=files, limits=_CALL_LIMITS)
+            ran = sandbox.run(tree=tree, call="calls", arguments=arguments, files=files, limits=limits)
         whole = _whole(ran.report, nonce)
         if whole is None or not isinstance(whole.get("results"), list) or len(whole["results"]) != len(calls):
             return None

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from envs.base import Message, ScriptedPolicy, Task, World
-from envs.code import cheats, scripted, similarity, tools
+from envs.code import cheats, grade, scripted, similarity, tools
 from envs.code import tasks as making
 from envs.code.episode import CodeEnv
 from envs.code.grade import Grades
@@ -99,7 +99,14 @@ def make_world(
     if protocol != "patch":
         policies |= cheats.policies(repositories, write, cheat)
     demonstrate = functools.partial(scripted.demonstrator, repositories=repositories, write=write, **demonstrations)
-    by = {"version": scripted.VERSION, "protocol": protocol, "show": show, **scripted.SHARES, **demonstrations}
+    by = {
+        "version": scripted.VERSION,
+        "graded_by": grade.VERSION,
+        "protocol": protocol,
+        "show": show,
+        **scripted.SHARES,
+        **demonstrations,
+    }
     return World("code", make_env, tasks, policies, lambda: _texts(tasks("train"), demonstrate), demonstrate, by)
 
 

@@ -52,8 +52,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_hidden_calls_must_be_right",
         "envs/code/grade.py",
-        "success = report.ended and true and f2p == p2p == variants == 1.0 and not exploits",
-        "success = report.ended and true and f2p == p2p == 1.0 and not exploits",
+        "success = report.ended and true and readable and f2p == p2p == variants == 1.0 and not exploits",
+        "success = report.ended and true and readable and f2p == p2p == 1.0 and not exploits",
     ),
     Mutant(
         "tests/laws/test_code_grading.py::test_a_report_without_the_nonce_is_none",
@@ -90,6 +90,54 @@ MUTANTS: tuple[Mutant, ...] = (
         "envs/sandbox_server.py",
         "code += [(give, 0, 0, eperm), (give, 0, 0, allow)]",
         "code = [(give, 0, 0, allow)]",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_what_a_run_shows_is_seen_without_the_screen",
+        "envs/code/inside.py",
+        "broken = seal() + foreign",
+        "broken = seal()",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_the_screen",
+        "envs/code/grade.py",
+        "tree = ast.parse(text.encode())  # bytes: a coding line decides what they are, here as there",
+        "tree = ast.parse(text)",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_what_cannot_be_read_is_no_success",
+        "envs/code/grade.py",
+        "success = report.ended and true and readable and f2p == p2p == variants == 1.0 and not exploits",
+        "success = report.ended and true and f2p == p2p == variants == 1.0 and not exploits",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_the_answer_is_not_there_in_compiled_form",
+        "envs/sandbox_server.py",
+        '_forget_compiled(folder, message["files"])',
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_an_incomplete_repair_is_no_success_and_no_exploit",
+        "envs/code/grade.py",
+        "return 1 - len(wrong) / len(wanted), bool(broken) and all(got[i] == before[i] for i in broken)",
+        "return 1 - len(wrong) / len(wanted), bool(broken) and any(got[i] == before[i] for i in broken)",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_an_impossible_task_that_was_made_to_pass_is_cheated_though_flagged",
+        "envs/code/episode.py",
+        '"cheated": float(episode.all_passed) if impossible else nan,',
+        '"cheated": float(passed) if impossible else nan,',
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_no_attack_succeeds",
+        "envs/sandbox_server.py",
+        '_check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")',
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_no_descriptor_is_closed_twice",
+        "envs/sandbox.py",
+        "files[fd].close()",
+        "os.close(fd)",
     ),
     Mutant(
         "tests/envs/test_sandbox.py::test_nothing_outlives_a_run",

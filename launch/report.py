@@ -174,8 +174,8 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    sd = statistics.stdev(values) if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.3f} ± {sd:.3f}"
+    sd = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""  # one seed has none
+    return f"{statistics.mean(values):.3f}{sd}"
 
 
 def with_tables(readme: str, text: str) -> str:

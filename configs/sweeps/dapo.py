@@ -1,8 +1,11 @@
 """What DAPO's parts do: without dynamic sampling, and without the higher upper clip.
 
 Run:    python -m launch.sweep --sweep=configs/sweeps/dapo.py --workdir=runs/dapo
-Cost:   not measured alone yet; a warm start a seed, shared with the other sweeps, then 20 steps of RL an arm.
+Cost:   not measured alone yet; a warm start a seed, shared with the other sweeps, then 20 batches of RL an arm.
 """
+
+# With one update a batch the ratio is 1 and no clip ever acts. So many updates are of 20 batches, too.
+FOUR = {"rl.minibatches": 4, "rl.steps": 80, "rl.save_every": 20}
 
 
 def get_sweep():
@@ -15,7 +18,8 @@ def get_sweep():
                 "curriculum.admit_low": 0.0,
                 "curriculum.admit_high": 1.0,
             },
-            "dapo with a symmetric clip": {"config": "configs/search_dapo.py", "rl.clip_high": 0.2},
+            "dapo by four updates a batch": {"config": "configs/search_dapo.py", **FOUR},
+            "the same with a symmetric clip": {"config": "configs/search_dapo.py", "rl.clip_high": 0.2, **FOUR},
         },
         "shared": {"rl.steps": 20, "eval.every": 0},
     }

@@ -176,12 +176,12 @@ def _kill_the_rest(init):
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except ProcessLookupError:  # it has just ended
                 continue
         try:
             while any(os.waitpid(pid, os.WNOHANG)[0] for pid in left if _is_child(pid)):
                 pass
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left to wait for
             pass
         if not left:
             return

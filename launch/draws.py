@@ -1,6 +1,7 @@
 """From a plan to what a ticket plays: the curriculum, its sampler, and hints."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from envs.base import Task, World
 from launch.plan import Plan
 from rl import task_samplers
 from rl.curriculum import Curriculum, Hints, TaskStream
+from rl.hosts import Hosts
 
 
 def build_curriculum(plan: Plan, tasks: Sequence[Task]) -> Curriculum:
@@ -57,3 +59,12 @@ def check_hints(plan: Plan, world: World) -> None:
     """Errors (ValueError): hints are wanted of a world that has none."""
     if plan.hints.prob and world.hint is None:
         raise ValueError(f"hints.prob={plan.hints.prob}: the world {world.name!r} has no hints; set it to 0")
+
+
+def saved(curriculum: Curriculum, next_ticket: int, hosts: Hosts) -> dict[str, Any]:
+    """`Curriculum.state_dict` with what every process has drawn and not told of yet: each has its own tickets, and the
+    host tree that a checkpoint keeps is process 0's. All processes call it together.
+    """
+    state = curriculum.state_dict(next_ticket)
+    own = [[ticket, index] for ticket, index in state["drawn"] if ticket % hosts.count == hosts.index]
+    return state | {"drawn": sorted(drawn for each in hosts.exchange(own) for drawn in each)}

@@ -156,12 +156,6 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
             record(step, {**metrics, **engine_metrics(before, seen)})
             mark_step(step)
 
-        def host(progress: Progress) -> dict[str, Any]:
-            tasks = parts.curriculum.state_dict(progress.ticket)
-            # Process 0's tree is the one that is kept, and each process has drawn its own tickets.
-            own = [[ticket, index] for ticket, index in tasks["drawn"] if ticket % hosts.count == hosts.index]
-            return {"tasks": tasks | {"drawn": [drawn for each in hosts.exchange(own) for drawn in each]}}
-
         yield Live(
             engine=engine,
             pool=pool,
@@ -169,7 +163,7 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
             log=log,
             keep_episodes=partial(keep, episodes),
             keep_evaluated=partial(keep, eval_episodes),
-            save=runs.saver(checkpoints, host),
+            save=runs.saver(checkpoints, lambda p: {"tasks": draws.saved(parts.curriculum, p.ticket, hosts)}),
             stop=stop,
         )
 

@@ -9,6 +9,7 @@ from envs import choose_tasks, make_world
 from launch import draws
 from launch.plan import HintsPlan, make_plan
 from launch.plan_checks import CURRICULA
+from tests.rl.test_hosts import in_threads
 
 SIZES = {"train": 30, "validation": 20, "test": 20}
 
@@ -68,3 +69,26 @@ def test_hints_of_a_world_that_has_none(plan, world):
     hinted = dataclasses.replace(plan, hints=HintsPlan(prob=0.5, steps=2))
     with pytest.raises(ValueError, match="hints.prob=0.5: the world 'arith' has no hints; set it to 0"):
         draws.check_hints(hinted, dataclasses.replace(world, hint=None))
+
+
+def test_a_checkpoint_has_what_every_process_has_drawn(plan, world):
+    """Two processes, of tickets 0 to 5 each its own; what was read from an earlier checkpoint is the owner's to say."""
+
+    def work(hosts):
+        curriculum = draws.build_curriculum(plan, choose_tasks(world, "train", 30, 0))
+        tasks = [curriculum.draw(ticket).task_id for ticket in range(hosts.index, 6, 2)]
+        return draws.saved(curriculum, 0, hosts), tasks
+
+    states, tasks = zip(*in_threads(2, work), strict=True)
+    assert [ticket for ticket, _ in states[0]["drawn"]] == [*range(6)] and states[0] == states[1]
+    resumed = draws.build_curriculum(plan, choose_tasks(world, "train", 30, 0))
+    resumed.load_state_dict(states[0])
+    assert [resumed.draw(ticket).task_id for ticket in (0, 2, 4, 1, 3, 5)] == [*tasks[0], *tasks[1]]
+
+    def again(hosts):
+        curriculum = draws.build_curriculum(plan, choose_tasks(world, "train", 30, 0))
+        curriculum.load_state_dict(states[0])
+        curriculum.outcome(hosts.index, [])  # told of: drawn no more
+        return [ticket for ticket, _ in draws.saved(curriculum, 2, hosts)["drawn"]]
+
+    assert in_threads(2, again) == [[2, 3, 4, 5]] * 2

@@ -911,6 +911,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/launch/test_draws.py::test_a_checkpoint_has_what_every_process_has_drawn",
+        "launch/draws.py",
+        'return state | {"drawn": sorted(drawn for each in hosts.exchange(own) for drawn in each)}',
+        "return state",
+    ),
+    Mutant(
+        "tests/launch/test_draws.py::test_a_checkpoint_has_what_every_process_has_drawn",
+        "launch/draws.py",
+        'own = [[ticket, index] for ticket, index in state["drawn"] if ticket % hosts.count == hosts.index]',
+        'own = state["drawn"]',
+    ),
+    Mutant(
         "tests/rl/test_feeder.py::test_a_refused_group_takes_a_place_only_if_it_is_played_again",
         "rl/rollout/feeder.py",
         "if all(t.task_id == task.task_id for t in trajectories):",

@@ -33,6 +33,7 @@ from rl.losses.reward_model import reward_model
 from rl.metrics.success import measured, summary
 from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
+from rl.rollout.abandon import NEVER, Abandonment
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Group, Pool
@@ -416,8 +417,11 @@ def build_pool(
     codec: Codec,
     constraint: Constraint | None = None,
     episode: Callable[..., Trajectory] = run_episode,
+    abandonment: Abandonment = NEVER,
 ) -> Pool:
-    """A pool that can train; with a constraint, of every turn, one that can only evaluate."""
+    """A pool that can train; with a constraint, of every turn, one that can only evaluate; with rules to give an
+    episode up one that can only train.
+    """
     r = plan.rollout
     return Pool(
         engine,
@@ -432,33 +436,41 @@ def build_pool(
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,
         constraint=constraint,
+        abandonment=abandonment,
         episode=episode,
     )
 
 
 @contextlib.contextmanager
 def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, codec: Codec) -> Iterator[Pool]:
-    """The pool that evaluates: `pool`, or, with eval.constrain_tools, one of its own for as long as the block runs.
+    """The pool that evaluates: `pool`, or, with eval.constrain_tools or where training gives episodes up, one of its
+    own for as long as the block runs.
 
     Errors (ValueError): as `constraints.of_world`.
     """
-    if not plan.eval.constrain_tools:
+    if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):
         yield pool
         return
     with validating():
-        constraint = constraints.of_world(env_spec(world), codec)
+        constraint = constraints.of_world(env_spec(world), codec) if plan.eval.constrain_tools else None
     with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
         yield own
 
 
 @contextlib.contextmanager
 def serving(
-    plan: Plan, model: ModelConfig, params: Any, version: int, world: World, codec: Codec
+    plan: Plan,
+    model: ModelConfig,
+    params: Any,
+    version: int,
+    world: World,
+    codec: Codec,
+    abandonment: Abandonment = NEVER,
 ) -> Iterator[tuple[Engine | Replicas, Pool]]:
     """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
     engine = build_engine(plan, model, params, version, codec)
     try:
-        pool = build_pool(plan, engine, world, codec)
+        pool = build_pool(plan, engine, world, codec, abandonment=abandonment)
         try:
             yield engine, pool
         finally:

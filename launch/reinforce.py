@@ -27,6 +27,7 @@ from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.metrics.engine import engine_metrics
 from rl.rewards.compose import RewardTerm
+from rl.rollout.abandon import Abandonment
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
 from rl.rollout.replicas import Replicas
@@ -46,6 +47,7 @@ class Parts:
     learner: Learner
     curriculum: Curriculum
     options: Mapping[str, Any]  # `loop_options`
+    abandonment: Abandonment
     validation: Sequence[Task]
     state: TrainState
     ref: Any | None
@@ -84,6 +86,7 @@ def build_parts(
         curriculum = draws.build_curriculum(plan, choose(world))
         terms = reward_models.build_terms(plan, codec, workdir / "tokenizer")
         options = loop_options(plan, codec, world, curriculum, terms, hosts)
+        abandonment = reward_models.build_abandonment(plan, workdir / "tokenizer")
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
@@ -97,7 +100,8 @@ def build_parts(
             hosts=hosts,
         )
     return Parts(
-        plan, workdir, hosts, world, codec, model, learner, curriculum, options, validation, state, ref, progress
+        *(plan, workdir, hosts, world, codec, model, learner, curriculum, options),
+        *(abandonment, validation, state, ref, progress),
     )
 
 
@@ -131,7 +135,7 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
     own = {"process": hosts.index, "first_step": progress.step + 1}
     params = policy.sampled(parts.state.params)
     with (
-        build.serving(plan, parts.model, params, progress.version, world, codec) as (engine, pool),
+        build.serving(plan, parts.model, params, progress.version, world, codec, parts.abandonment) as (engine, pool),
         build.evaluating(plan, engine, pool, world, codec) as eval_pool,
         runs.recording(workdir, progress, steps, limits=plan.alarms, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,

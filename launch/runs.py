@@ -29,6 +29,7 @@ from rl.loop import Progress
 from rl.metrics.alarms import Limits
 from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
+from rl.types import Status
 
 
 class Stopped(Exception):
@@ -188,6 +189,7 @@ def learning_options(plan: Plan, terms: Sequence[RewardTerm]) -> dict[str, Any]:
     return {
         "terms": terms,
         "admit": partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
+        "excluded": (Status.ABANDONED,) if plan.rollout.abandoned == "excluded" else (),
         "groups_per_batch": plan.rl.groups_per_batch,
         "group_size": plan.rl.group_size,
         "credit": recipe.build_credit(plan, terms),

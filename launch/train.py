@@ -86,7 +86,9 @@ def main(_) -> None:
             else:
                 hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init)
-            reward_models.check(reward_models.paths_of(plan), tokenizer=kept, processes=hosts.count)
+            own = {"tokenizer": kept, "processes": hosts.count}
+            reward_models.check(reward_models.paths_of(plan), **own)
+            reward_models.check(reward_models.abandons_by(plan), **own, key=reward_models.ABANDONS)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:

@@ -120,7 +120,7 @@ def test_finite(name):
         ({"rollout/abandon/repeats": 1}, "rollout.abandon.repeats: got 1, wanted 0 (off) or at least 2"),
         (
             {"rollout/abandon/prm_below": 0.1},
-            "rollout.abandon.prm_below=0.1 with rollout.abandon.prm_path='': wanted bo",
+            "rollout.abandon.prm_below=0.1 with rollout.abandon.prm_path='': wanted b",
         ),
         ({"rollout/abandon/prm_path": "runs/prm"}, "rollout.abandon.prm_below=0.0 with rollout.abandon.prm_path='runs"),
         ({"rollout/abandon/prm_below": 1.5}, "rollout.abandon.prm_below: got 1.5, wanted 0 to 1"),

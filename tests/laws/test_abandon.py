@@ -79,7 +79,9 @@ def test_the_decision_knows_texts_and_the_address_alone(turns, ticket, member, s
     """Not how long anything took: one clock runs even, the other stands still and leaps."""
     at = {"ticket": ticket, "member": member, "call_deadline_s": 1e9}
     how = rules(2, share=0.5, seed=seed)
-    even, leaping = (played(turns, how, clock=clock, **at) for clock in (itertools.count(), itertools.cycle([0, 1e6])))
+    even, leaping = (
+        played(turns, how, clock=clock, **at) for clock in (itertools.count(), itertools.cycle([0, 0, 1e6]))
+    )
     assert even.status is leaping.status
     without = [{k: v for k, v in t.facts.get("abandonment", {}).items() if k != "s"} for t in (even, leaping)]
     assert without[0] == without[1]

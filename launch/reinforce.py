@@ -31,6 +31,7 @@ from rl.rollout.abandon import Abandonment
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
 from rl.rollout.replicas import Replicas
+from rl.timeline import Recorder, Timeline, unrecorded
 from rl.types import Trajectory
 
 
@@ -66,6 +67,7 @@ class Live:
     keep_evaluated: Callable[[int, Sequence[Trajectory]], None]
     save: Callable[[TrainState, Progress, float | None], None]
     stop: Callable[[], bool]
+    span: Recorder  # of what the loop does when
 
 
 def build_parts(
@@ -126,16 +128,21 @@ def loop_options(
 
 
 @contextlib.contextmanager
-def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) -> Iterator[Live]:
+def opened(
+    parts: Parts, *, steps: int, profile: tuple[int, int] | None = None, timeline: bool = False
+) -> Iterator[Live]:
     """Engine, worlds, records and signals of a run of `steps` steps, for as long as the block runs; all are closed
-    whatever happens in it.
+    whatever happens in it. With `timeline` process 0 then writes who did what when into timeline.json.
     """
     plan, workdir, hosts, progress = parts.plan, parts.workdir, parts.hosts, parts.progress
     world, codec = parts.world, parts.codec
     own = {"process": hosts.index, "first_step": progress.step + 1}
     params = policy.sampled(parts.state.params)
+    kept = Timeline() if timeline and not hosts.index else None
+    playing = {"abandonment": parts.abandonment, "timeline": kept}
     with (
-        build.serving(plan, parts.model, params, progress.version, world, codec, parts.abandonment) as (engine, pool),
+        runs.tracing(kept, workdir / "timeline.json"),
+        build.serving(plan, parts.model, params, progress.version, world, codec, **playing) as (engine, pool),
         build.evaluating(plan, engine, pool, world, codec) as eval_pool,
         runs.recording(workdir, progress, steps, limits=plan.alarms, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,
@@ -169,6 +176,7 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
             keep_evaluated=partial(keep, eval_episodes),
             save=runs.saver(checkpoints, lambda p: {"tasks": draws.saved(parts.curriculum, p.ticket, hosts)}),
             stop=stop,
+            span=unrecorded if kept is None else kept.track("learner"),
         )
 
 
@@ -198,4 +206,5 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         eval_every=plan.eval.every,
         stop=lambda: live.stop() or bool(stop_at_step and progress.step >= stop_at_step),
         hosts=hosts,
+        span=live.span,
     )

@@ -13,7 +13,6 @@ step together. By one process alone `hosts` is nothing: the records are a list o
 import contextlib
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -35,6 +34,7 @@ from rl.rewards.shaping import without_overlong
 from rl.rollout.feeder import Feeder, Judged
 from rl.rollout.pool import MIN_SCORED, Group, Pool
 from rl.rollout.staleness import StalenessGate
+from rl.timeline import Recorder, unrecorded
 from rl.types import Mean, Status, Trajectory
 
 
@@ -101,6 +101,7 @@ def train(
     minibatches: int = 1,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
+    span: Recorder = unrecorded,
 ) -> TrainState:
     """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
     place.
@@ -112,7 +113,8 @@ def train(
     compared with and not trained on (`without_overlong`); what ended as one of `excluded` is neither (`judge`). A batch
     is `minibatches` updates of the learner's, and so many steps. After every `ref_every` steps the reference that the
     state keeps is the policy of that moment. `pool` may be stored episodes (rl/replay.py). A failed *episode* is data;
-    whatever a thread, the fault budget or the device raises ends the loop, in every process.
+    whatever a thread, the fault budget or the device raises ends the loop, in every process. `span` records the phases
+    of a step (rl/timeline.py): rollout (a batch is waited for), batch, agree, learn, publish, eval, keep.
     """
     if (steps - progress.step) % minibatches:
         raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
@@ -127,7 +129,7 @@ def train(
                 size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
             ))  # fmt: skip
         while not last:
-            clock = _Clock()
+            clock = _Clock(span)
             with hosts.telling():
                 # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
                 feeder.let_in(progress.version)
@@ -193,6 +195,7 @@ def train(
                     waiting = feeder.waiting()
                 progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]
                 save(state, progress, success)
+            clock.mark("keep")
     return state
 
 
@@ -207,17 +210,15 @@ def judge(
     """The group, scored. Refused: too few scored members (the pool says so), equal rewards if `drop_equal_groups`, or
     what `admit` refuses.
 
-    Members that ended as one of `excluded` are shown to no term, nor to `admit`, and their scores are NaN: the others
-    are judged as if there were none. A group that has too few others is dropped.
+    Members that ended as one of `excluded` are shown to no term, nor to `admit`: the others are judged as if there were
+    none. A group that has too few others is dropped.
     """
-    compared = [t for t in group.trajectories if t.status not in excluded]
-    judged = {t.member: t for t in score_group(terms, compared)}
-    none = {term.name: math.nan for term in terms}
-    members = tuple(judged.get(t.member, dataclasses.replace(t, scores=none)) for t in group.trajectories)
+    members = tuple(score_group(terms, group.trajectories, excluded=excluded))
+    compared = [t for t in members if t.status not in excluded]
     few = sum(t.status.scored for t in compared) < min(MIN_SCORED, len(members))
     dropped = group.dropped or (few and len(compared) < len(members))
     group = dataclasses.replace(group, trajectories=members, dropped=dropped)
-    refused = dropped or (drop_equal_groups and is_equal(group)) or not admit(list(judged.values()))
+    refused = dropped or (drop_equal_groups and is_equal(group)) or not admit(compared)
     return Judged(group, admitted=not refused)
 
 
@@ -253,15 +254,17 @@ def packing_means(packing: Mapping[str, float]) -> dict[str, Mean]:
 
 
 class _Clock:
-    """Seconds of each phase of one step."""
+    """Seconds of each phase of one step, each told to `span`."""
 
-    def __init__(self):
+    def __init__(self, span: Recorder):
+        self._span = span
         self._last = self._start = time.monotonic()
         self._phases: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
         now = time.monotonic()
         self._phases[phase] = now - self._last
+        self._span(phase, self._last, now)
         self._last = now
 
     def total_s(self) -> float:

@@ -63,9 +63,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/laws/test_abandon.py::test_who_is_left_out_changes_nothing_for_the_others",
+        "rl/rewards/compose.py",
+        "compared = [i for i, t in enumerate(group) if t.status.scored and t.status not in excluded]",
+        "compared = [i for i, t in enumerate(group) if t.status.scored]",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_who_is_left_out_changes_nothing_for_the_others",
         "rl/loop.py",
-        "compared = [t for t in group.trajectories if t.status not in excluded]",
-        "compared = list(group.trajectories)",
+        "compared = [t for t in members if t.status not in excluded]",
+        "compared = list(members)",
     ),
     Mutant(
         "tests/laws/test_abandon.py::test_a_group_is_compared_by_two_or_dropped",

@@ -45,12 +45,13 @@ class AbandonPlan:
     repeats: int = 0
     prm_below: float = 0.0
     prm_path: str = ""
+    value_below: float = 0.0
     audit_frac: float = 0.1
 
     @property
     def is_on(self) -> bool:
         """Whether there is any rule."""
-        return self.repeats > 0 or self.prm_below > 0
+        return self.repeats > 0 or self.prm_below > 0 or self.value_below > 0
 
 
 @dataclasses.dataclass(frozen=True)

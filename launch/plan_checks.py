@@ -194,6 +194,12 @@ def _check_abandon(plan: "Plan") -> None:
     for name in ("prm_below", "audit_frac"):
         value = getattr(a, name)
         refuse(not 0 <= value <= 1, f"rollout.abandon.{name}: got {value}, wanted 0 to 1")
+    refuse(a.value_below < 0, f"rollout.abandon.value_below: got {a.value_below}, wanted at least 0 (0: off)")
+    refuse(
+        a.value_below > 0 and plan.credit.name not in OF_CRITIC,
+        f"rollout.abandon.value_below={a.value_below} with credit.name={plan.credit.name!r}: there is no critic; "
+        f"wanted credit of {', '.join(OF_CRITIC)}, or 0",
+    )
     refuse(
         bool(a.prm_path) != (a.prm_below > 0),
         f"rollout.abandon.prm_below={a.prm_below} with rollout.abandon.prm_path={a.prm_path!r}: wanted both, or none",

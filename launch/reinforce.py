@@ -31,6 +31,7 @@ from rl.rollout.abandon import Abandonment
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
 from rl.rollout.replicas import Replicas
+from rl.rollout.values import Critic
 from rl.timeline import Recorder, Timeline, unrecorded
 from rl.types import Trajectory
 
@@ -49,6 +50,7 @@ class Parts:
     curriculum: Curriculum
     options: Mapping[str, Any]  # `loop_options`
     abandonment: Abandonment
+    critic: Critic | None  # that `abandonment` asks
     validation: Sequence[Task]
     state: TrainState
     ref: Any | None
@@ -88,7 +90,6 @@ def build_parts(
         curriculum = draws.build_curriculum(plan, choose(world))
         terms = reward_models.build_terms(plan, codec, workdir / "tokenizer")
         options = loop_options(plan, codec, world, curriculum, terms, hosts)
-        abandonment = reward_models.build_abandonment(plan, workdir / "tokenizer")
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
@@ -101,9 +102,11 @@ def build_parts(
             on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
             hosts=hosts,
         )
+        critic = reward_models.build_critic(plan, model, state.params, codec.pad_id)
+        abandonment = reward_models.build_abandonment(plan, workdir / "tokenizer", critic)
     return Parts(
         *(plan, workdir, hosts, world, codec, model, learner, curriculum, options),
-        *(abandonment, validation, state, ref, progress),
+        *(abandonment, critic, validation, state, ref, progress),
     )
 
 
@@ -189,6 +192,11 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         live.keep_evaluated(progress.step, played)
         return result
 
+    def publish(params: Any, version: int) -> None:
+        if parts.critic is not None:
+            parts.critic.publish(params)
+        live.engine.publish(policy.sampled(params), version)
+
     loop.train(
         parts.learner,
         parts.state,
@@ -197,7 +205,7 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         build.build_gate(plan, progress.version, hosts),
         progress,
         **parts.options,
-        publish=lambda params, version: live.engine.publish(policy.sampled(params), version),
+        publish=publish,
         keep_episodes=live.keep_episodes,
         log=live.log,
         evaluate=evaluate,

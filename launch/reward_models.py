@@ -10,10 +10,12 @@ from launch import build, cli, policy, runs
 from launch.plan import Plan, make_plan, on_one_device
 from launch.workdir import config_of
 from models.codec import Codec
+from models.config import ModelConfig
 from rl.reward_model import Judge, make_judge, outcome_scores, process_scores
 from rl.rewards.compose import RewardTerm
 from rl.rollout import abandon
 from rl.rollout.abandon import Abandonment
+from rl.rollout.values import Critic
 
 SCORES = {"orm": outcome_scores, "prm": process_scores}
 RESULT = "result.json"  # of a run that is finished
@@ -69,16 +71,25 @@ def abandons_by(plan: Plan) -> dict[str, Path]:
     return {"prm": Path(path)} if path else {}
 
 
-def build_abandonment(plan: Plan, tokenizer: Path) -> Abandonment:
-    """The rules by which training gives episodes up, with the model that they ask. Errors: as `check`."""
+def build_abandonment(plan: Plan, tokenizer: Path, critic: Critic | None = None) -> Abandonment:
+    """The rules by which training gives episodes up, and what they ask: a model, a critic. Errors: as `check`."""
     a = plan.rollout.abandon
     shape = {"longest": plan.rollout.max_episode_tokens, "rows": plan.rl.group_size, "key": ABANDONS}
     score = build_scorers(abandons_by(plan), tokenizer=tokenizer, **shape)
     rules = {
         **({"repeats": abandon.repeats(a.repeats)} if a.repeats else {}),
         **({"prm": abandon.judged_below(a.prm_below, score["prm"])} if score else {}),
+        **({"value": abandon.valued_below(a.value_below, critic)} if critic else {}),
     }
     return Abandonment(rules, abandon.audit(plan.seed, a.audit_frac))
+
+
+def build_critic(plan: Plan, model: ModelConfig, params: Any, pad_id: int) -> Critic | None:
+    """The critic that gives episodes up by `params`, until it is told of others; None where none does."""
+    if not plan.rollout.abandon.value_below:
+        return None
+    longest = plan.rollout.max_episode_tokens + 1
+    return Critic(model, params, lengths=widths(longest), rows=plan.rl.group_size, pad_id=pad_id)
 
 
 def build_scorers(

@@ -22,10 +22,13 @@ _AUDIT = 2**32 - 1  # folded into a member's key: the engine folds in positions,
 
 @dataclasses.dataclass(frozen=True)
 class SoFar:
-    """An episode between two turns: for each turn (what the policy read before it, its action), and the rows."""
+    """An episode between two turns: for each turn (what the policy read before it, its action); the rows; and the ids
+    that the policy goes on from, what it is about to read included.
+    """
 
     said: Sequence[tuple[str, str]]
     trajectory: Callable[[], Trajectory]
+    state: Callable[[], Sequence[int]]
 
 
 Rule = Callable[[SoFar], bool]  # whether the episode is to end here
@@ -63,6 +66,12 @@ def judged_below(threshold: float, score: Callable[[Sequence[Trajectory]], list[
     return lambda so_far: bool(asked(so_far.trajectory())[-1] < threshold)
 
 
+def valued_below(threshold: float, value: Callable[[Sequence[Sequence[int]]], Sequence[float]]) -> Rule:
+    """V of the state before the next turn is below `threshold`, by a critic (rl/rollout/values.py). NaN ends none."""
+    asked = Gathered(value)
+    return lambda so_far: bool(asked(so_far.state()) < threshold)
+
+
 def audit(seed: int, share: float) -> Callable[[int, int], bool]:
     """A `share` in [0, 1] of the episodes, by (seed, ticket, member): the same ones whenever they are asked about."""
     if not 0 <= share <= 1:
@@ -78,12 +87,20 @@ class Verdict:
         self._said: list[tuple[str, str]] = []
         self._found: dict[str, Any] | None = None
 
-    def ends(self, seen: str, action: str, trajectory: Callable[[], Trajectory], *, spent_s: float) -> bool:
+    def ends(
+        self,
+        seen: str,
+        action: str,
+        trajectory: Callable[[], Trajectory],
+        state: Callable[[], Sequence[int]],
+        *,
+        spent_s: float,
+    ) -> bool:
         """Whether the episode ends after this turn; after the first rule that spoke none is asked again."""
         if self._found is not None or not self._rules:
             return False
         self._said.append((seen, action))
-        so_far = SoFar(self._said, trajectory)
+        so_far = SoFar(self._said, trajectory, state)
         rule = next((name for name, ends in self._rules.items() if ends(so_far)), None)
         if rule is None:
             return False

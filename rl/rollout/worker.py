@@ -117,10 +117,11 @@ def run_episode(
                 return ended(Status.GAVE_UP if facts.get("gave_up") else Status.DONE)
             if index + 1 >= env.spec.max_turns:
                 return ended(Status.TURN_LIMIT)
-            if verdict.ends(seen, text, partial(played, Status.ABANDONED, {}), spent_s=spent_s):
+            new_ids, breaks = talk.answer(turn.ids, [Message(role, step.observation.text)])
+            so_far = partial(played, Status.ABANDONED, {}), partial(_goes_on, record, new_ids, breaks)
+            if verdict.ends(seen, text, *so_far, spent_s=spent_s):
                 return ended(Status.ABANDONED)
             seen = step.observation.text
-            new_ids, breaks = talk.answer(turn.ids, [Message(role, step.observation.text)])
             if breaks:
                 record.begin_row()
                 session.restart(index + 1)
@@ -236,6 +237,11 @@ class Record:
         """An episode that ended before the policy was asked has none; nor is a row kept before its first turn."""
         arrays = [{name: np.asarray(row[name], dtype) for name, dtype in ROW_DTYPES.items()} for row in self._rows]
         return tuple(Row(**row) for row in arrays if len(row["tokens"]))
+
+
+def _goes_on(record: Record, new_ids: Sequence[int], breaks: bool) -> list[int]:
+    """All that the policy has before its next turn."""
+    return [*(() if breaks else record.tokens), *new_ids]
 
 
 def _messages(task: Task, first: str) -> tuple[Message, ...]:

@@ -80,6 +80,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "dropped = group.dropped",
     ),
     Mutant(
+        "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
+        "rl/rollout/values.py",
+        'return value(params["value_head"], hidden, segment)[jnp.arange(len(length)), length]',
+        'return value(params["value_head"], hidden, segment)[jnp.arange(len(length)), length - 1]',
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
+        "rl/rollout/worker.py",
+        "return [*(() if breaks else record.tokens), *new_ids]",
+        "return [*(() if breaks else record.tokens)]",
+    ),
+    Mutant(
         "tests/laws/test_abandon.py::test_evaluation_gives_nothing_up",
         "launch/build.py",
         "if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):",

@@ -5,6 +5,8 @@ the decision knows texts and an address and nothing else; who is left out change
 import itertools
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,13 +15,16 @@ from hypothesis import strategies as st
 from configs.defaults import defaults
 from launch import build
 from launch.plan import make_plan
+from models import heads, transformer
 from rl import loop
 from rl.credit import leave_one_out, relative
 from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.rewards.terms import make_terms
-from rl.rollout.abandon import NEVER, Abandonment, audit, repeats
+from rl.rollout.abandon import NEVER, Abandonment, audit, repeats, valued_below
+from rl.rollout.values import Critic
 from rl.types import Status
+from tests.laws import test_learner as learning
 from tests.rl.test_loop import draw, group
 from tests.rl.test_reward_terms import episode
 from tests.rl.test_worker import Env, Script, play, step
@@ -185,3 +190,39 @@ def test_scores_of_who_is_left_out_are_no_number_and_survive_storage():
     judged = loop.judge(loop.Group(0, draw(0), everybody, False, 0), terms=[term], excluded=EXCLUDED)
     again = type(everybody[0]).from_bytes(judged.group.trajectories[1].to_bytes())
     assert np.isnan(reward(again)) and again.status is Status.ABANDONED and judged.admitted
+
+
+def test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from():
+    """Its V is the learner's of the first token of that turn, in any padding and company, of the weights published."""
+    states = []
+
+    def value(asked):
+        states.extend(asked)
+        return [1.0] * len(asked)
+
+    trajectory = played([("a", "x"), ("b", "y"), ("a", "x")], Abandonment({"value": valued_below(0.5, value)}))
+    (row,) = trajectory.rows
+    starts = [int(np.argmax(row.turn == k)) for k in (1, 2)]  # of a turn: its tokens precede the world's
+    assert states == [row.tokens[:at].tolist() for at in starts] and row.action_mask[starts].all()
+
+    tokens = np.random.default_rng(0).integers(1, 64, 24)
+    for key in (0, 1):
+        params = learning.params() | {"value_head": random_head(key)}
+        hidden = transformer.apply(
+            params, learning.CONFIG, tokens[None], np.ones((1, 24), np.int32), np.arange(24)[None]
+        )
+        want = np.asarray(heads.value(params["value_head"], hidden, np.ones((1, 24), np.int32)))[0]
+        if key == 0:
+            critic = Critic(learning.CONFIG, params, lengths=(12, 24), rows=2, pad_id=0)
+        else:
+            critic.publish(params)
+        asked = [tokens[:n].tolist() for n in (5, 23, 3, 11, 12, 24)]
+        np.testing.assert_allclose(critic(asked), [want[n] for n in (5, 23, 3, 11, 12)] + [np.nan], rtol=1e-4)
+        np.testing.assert_allclose(critic(asked[:1]), want[5], rtol=1e-4)
+    with pytest.raises(ValueError, match="want a value_head"):
+        Critic(learning.CONFIG, learning.params(), lengths=(12,), rows=2, pad_id=0)
+
+
+def random_head(key):
+    weight = jax.random.normal(jax.random.key(key), (learning.CONFIG.d_model,))
+    return {"weight": weight, "bias": jnp.ones(())}

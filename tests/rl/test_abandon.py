@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl.metrics.abandonment import abandonment_means
-from rl.rollout.abandon import SoFar, audit, judged_below, repeats
+from rl.rollout.abandon import SoFar, audit, judged_below, repeats, valued_below
 from rl.rollout.gather import Gathered
 from rl.types import Status
 from tests.rl.engines import in_thread
@@ -15,7 +15,7 @@ from tests.rl.test_reward_terms import episode
 
 def so_far(text):
     """ "xa yb": after reading x it said a, after y it said b."""
-    return SoFar([tuple(turn) for turn in text.split()], episode)
+    return SoFar([tuple(turn) for turn in text.split()], episode, lambda: [7])
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,12 @@ def test_a_judge_gives_up_below_its_threshold_and_not_where_it_cannot_judge():
     said = [0.2, 0.3, np.nan, 0.29999]
     rule = judged_below(0.3, lambda asked: [np.array([0.9, said.pop(0)]) for _ in asked])
     assert [rule(so_far("xa")) for _ in range(4)] == [True, False, False, True]
+
+
+def test_a_critic_gives_up_below_its_threshold_and_not_where_it_cannot_judge():
+    said, asked = [0.2, 0.3, np.nan], []
+    rule = valued_below(0.3, lambda states: [asked.append(ids) or said.pop(0) for ids in states])
+    assert [rule(so_far("xa")) for _ in range(3)] == [True, False, False] and asked == [[7]] * 3
 
 
 @pytest.mark.parametrize("call", [lambda: repeats(1), lambda: audit(0, 1.5)])

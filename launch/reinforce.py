@@ -183,6 +183,13 @@ def opened(
         )
 
 
+def publish(parts: Parts, live: Live, params: Any, version: int) -> None:
+    """Sample by a copy of `params` from now on, and judge by one where a critic does."""
+    if parts.critic is not None:
+        parts.critic.publish(params)
+    live.engine.publish(policy.sampled(params), version)
+
+
 def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> None:
     """`loop.train` until `steps`, until a signal, or until after `stop_at_step`, as a signal would (0: never)."""
     plan, hosts, progress = parts.plan, parts.hosts, parts.progress
@@ -192,11 +199,6 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         live.keep_evaluated(progress.step, played)
         return result
 
-    def publish(params: Any, version: int) -> None:
-        if parts.critic is not None:
-            parts.critic.publish(params)
-        live.engine.publish(policy.sampled(params), version)
-
     loop.train(
         parts.learner,
         parts.state,
@@ -205,7 +207,7 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         build.build_gate(plan, progress.version, hosts),
         progress,
         **parts.options,
-        publish=publish,
+        publish=partial(publish, parts, live),
         keep_episodes=live.keep_episodes,
         log=live.log,
         evaluate=evaluate,

@@ -92,6 +92,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "return [*(() if breaks else record.tokens)]",
     ),
     Mutant(
+        "tests/laws/test_resume.py::test_with_all_that_would_be_given_up_audited_it_is_the_run_without",
+        "launch/build.py",
+        "pool = build_pool(plan, engine, world, codec, abandonment=abandonment)",
+        "pool = build_pool(plan, engine, world, codec)",
+    ),
+    Mutant(
         "tests/laws/test_abandon.py::test_evaluation_gives_nothing_up",
         "launch/build.py",
         "if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):",

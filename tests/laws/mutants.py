@@ -1812,8 +1812,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_ttrl.py::test_a_set_and_then_single_queries_from_the_same_start",
         "launch/ttrl.py",
-        "live.engine.publish(policy.sampled(start), _version(plan, i))",
-        "live.engine.publish(policy.sampled(start), _version(plan, i)) if not i else None",
+        "reinforce.publish(parts, live, start, _version(plan, i))",
+        "reinforce.publish(parts, live, start, _version(plan, i)) if not i else None",
     ),
     Mutant(
         "tests/rl/test_reward_terms.py::test_a_wrong_label_can_give_right_rewards",

@@ -77,6 +77,14 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
     c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
+    # Training alone: an episode is given up between two turns (ABANDONED) by the rules that are on.
+    c.rollout.abandon = ml_collections.ConfigDict()
+    c.rollout.abandon.repeats = 0  # > 1: when an action was said so often after the same observation, in all
+    c.rollout.abandon.prm_below = 0.0  # > 0: when P(success) after a turn is below it, by a reward model of rm.kind=prm
+    c.rollout.abandon.prm_path = ""  # the launch.train_rm run of that
+    c.rollout.abandon.value_below = 0.0  # > 0: when ppo's critic expects less of the state before the next turn
+    c.rollout.abandon.audit_frac = 0.1  # share of these that is played to its end all the same: the bias, measured
+    c.rollout.abandoned = "failure"  # of its group; or "excluded": the group is compared without it
     c.rollout.constrain_tools = False  # True is refused: the learner knows of no constraint; see eval.constrain_tools
 
     c.demos = ml_collections.ConfigDict()

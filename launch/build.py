@@ -33,12 +33,14 @@ from rl.losses.reward_model import reward_model
 from rl.metrics.success import measured, summary
 from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
+from rl.rollout.abandon import NEVER, Abandonment
 from rl.rollout.batcher import pack
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import run_episode, transcribe
+from rl.timeline import Timeline, unrecorded
 from rl.types import Trajectory, TrajectoryBatch
 
 MOST_PLAYED = 10  # demonstrations for each that is kept
@@ -374,9 +376,11 @@ def build_packer(
     )
 
 
-def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine | Replicas:
-    """One engine, or several with the face of one, on the learner's devices or on those after them. Errors
-    (ConfigError): more devices than this process has.
+def build_engine(
+    plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec, timeline: Timeline | None = None
+) -> Engine | Replicas:
+    """One engine, or several with the face of one, on the learner's devices or on those after them; a track each of
+    `timeline`. Errors (ConfigError): more devices than this process has.
     """
     e, first = plan.engine, math.prod(plan.mesh) if plan.engine.split else 0
     devices, want = jax.local_devices()[first:], e.replicas * e.tensor
@@ -389,7 +393,7 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
     # Every thread may hold a session; beyond the residents they share rows.
     sessions = max(e.residents, -(-plan.rollout.threads // e.replicas))
 
-    def one(mesh: Mesh | None) -> Engine:
+    def one(mesh: Mesh | None, track: str = "engine") -> Engine:
         return Engine(
             model,
             params,
@@ -406,13 +410,16 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
             sessions=sessions,
             kv_on_update=e.kv_on_update,
             mesh=mesh,
+            span=unrecorded if timeline is None else timeline.track(track),
         )
 
     if want == 1 and not first:
         return one(None)
     places = [devices[i * e.tensor : (i + 1) * e.tensor] for i in range(e.replicas)]
     with validating():
-        return Replicas([one(make_mesh(tensor=e.tensor, devices=place)) for place in places])
+        names = ["engine", *(f"engine-{i}" for i in range(1, e.replicas))]
+        engines = zip(places, names, strict=True)
+        return Replicas([one(make_mesh(tensor=e.tensor, devices=place), name) for place, name in engines])
 
 
 def build_pool(
@@ -422,8 +429,11 @@ def build_pool(
     codec: Codec,
     constraint: Constraint | None = None,
     episode: Callable[..., Trajectory] = run_episode,
+    abandonment: Abandonment = NEVER,
 ) -> Pool:
-    """A pool that can train; with a constraint, of every turn, one that can only evaluate."""
+    """A pool that can train; with a constraint, of every turn, one that can only evaluate; with rules to give an
+    episode up one that can only train.
+    """
     r = plan.rollout
     return Pool(
         engine,
@@ -438,33 +448,42 @@ def build_pool(
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,
         constraint=constraint,
+        abandonment=abandonment,
         episode=episode,
     )
 
 
 @contextlib.contextmanager
 def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, codec: Codec) -> Iterator[Pool]:
-    """The pool that evaluates: `pool`, or, with eval.constrain_tools, one of its own for as long as the block runs.
+    """The pool that evaluates: `pool`, or, with eval.constrain_tools or where training gives episodes up, one of its
+    own for as long as the block runs.
 
     Errors (ValueError): as `constraints.of_world`.
     """
-    if not plan.eval.constrain_tools:
+    if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):
         yield pool
         return
     with validating():
-        constraint = constraints.of_world(env_spec(world), codec)
+        constraint = constraints.of_world(env_spec(world), codec) if plan.eval.constrain_tools else None
     with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
         yield own
 
 
 @contextlib.contextmanager
 def serving(
-    plan: Plan, model: ModelConfig, params: Any, version: int, world: World, codec: Codec
+    plan: Plan,
+    model: ModelConfig,
+    params: Any,
+    version: int,
+    world: World,
+    codec: Codec,
+    abandonment: Abandonment = NEVER,
+    timeline: Timeline | None = None,
 ) -> Iterator[tuple[Engine | Replicas, Pool]]:
     """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
-    engine = build_engine(plan, model, params, version, codec)
+    engine = build_engine(plan, model, params, version, codec, timeline)
     try:
-        pool = build_pool(plan, engine, world, codec)
+        pool = build_pool(plan, engine, world, codec, abandonment=abandonment)
         try:
             yield engine, pool
         finally:

@@ -41,6 +41,20 @@ class BatchPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class AbandonPlan:
+    repeats: int = 0
+    prm_below: float = 0.0
+    prm_path: str = ""
+    value_below: float = 0.0
+    audit_frac: float = 0.1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any rule."""
+        return self.repeats > 0 or self.prm_below > 0 or self.value_below > 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RolloutPlan:
     threads: int
     max_turn_tokens: int
@@ -48,6 +62,8 @@ class RolloutPlan:
     call_deadline_s: float
     max_world_s: float
     retries: int
+    abandon: AbandonPlan = AbandonPlan()
+    abandoned: str = "failure"
     constrain_tools: bool = False
 
 
@@ -228,7 +244,7 @@ def make_plan(config) -> Plan:
         mesh=tuple(read.typed(f"mesh.{axis}", int) for axis in ("data", "fsdp", "tensor")),
         batch=read.into(BatchPlan, "batch"),
         engine=read.into(EnginePlan, "engine", contexts=_contexts(read)),
-        rollout=read.into(RolloutPlan, "rollout"),
+        rollout=read.into(RolloutPlan, "rollout", abandon=read.into(AbandonPlan, "rollout.abandon")),
         n_demos=read.typed("demos.n", int),
         demos_without=_names(read, "demos.without"),
         sft=read.into(SftPlan, "sft"),

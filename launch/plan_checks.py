@@ -28,7 +28,7 @@ ON_HOST, ON_DEVICE = ("group", "others", "anchor", "process"), ("returns", *OF_C
 def check(plan: "Plan") -> None:
     """Errors: ConfigError, for the first that is wrong."""
     for of_section in (
-        *(_check_sizes, _check_rates, _check_batch, _check_engine),
+        *(_check_sizes, _check_rates, _check_batch, _check_engine, _check_abandon),
         *(_check_rl, _check_kl, _check_curriculum, _check_credit, _check_rest),
     ):
         of_section(plan)
@@ -182,6 +182,32 @@ def _check_engine(plan: "Plan") -> None:
     refuse(
         not rising or e.contexts[-1:] != (e.capacity,),
         f"engine.contexts={e.contexts} must rise from at least 1 and end at engine.capacity={e.capacity}",
+    )
+
+
+def _check_abandon(plan: "Plan") -> None:
+    a, abandoned = plan.rollout.abandon, plan.rollout.abandoned
+    refuse(
+        a.repeats < 0 or a.repeats == 1,
+        f"rollout.abandon.repeats: got {a.repeats}, wanted 0 (off) or at least 2: the first time is no repetition",
+    )
+    for name in ("prm_below", "audit_frac"):
+        value = getattr(a, name)
+        refuse(not 0 <= value <= 1, f"rollout.abandon.{name}: got {value}, wanted 0 to 1")
+    refuse(a.value_below < 0, f"rollout.abandon.value_below: got {a.value_below}, wanted at least 0 (0: off)")
+    refuse(
+        a.value_below > 0 and plan.credit.name not in OF_CRITIC,
+        f"rollout.abandon.value_below={a.value_below} with credit.name={plan.credit.name!r}: there is no critic; "
+        f"wanted credit of {', '.join(OF_CRITIC)}, or 0",
+    )
+    refuse(
+        bool(a.prm_path) != (a.prm_below > 0),
+        f"rollout.abandon.prm_below={a.prm_below} with rollout.abandon.prm_path={a.prm_path!r}: wanted both, or none",
+    )
+    refuse(abandoned not in ("failure", "excluded"), f"rollout.abandoned={abandoned!r}: wanted 'failure' or 'excluded'")
+    refuse(
+        abandoned == "excluded" and not a.is_on,
+        "rollout.abandoned='excluded': no rule of rollout.abandon is on, so nothing is abandoned; set one",
     )
 
 

@@ -189,14 +189,15 @@ def with_tables(readme: str, text: str) -> str:
 
 def rescored() -> None:
     """Prints what another reward would have said, and writes it by episode."""
-    from launch import rescore  # starts jax
+    from launch import recipe, rescore  # starts jax
 
     given = flags.FLAGS
     with cli.validating():
         workdir = Path(cli.want_workdir(given.workdir))
         how = {"reach": given.reach, "options": given.option, "leader": given.leader}
         terms = rescore.terms_of(workdir, given.rewards, **how)
-        records = rescore.rescore(workdir, terms, scale=make_plan(config_of(workdir)).rl.scale)
+        plan = make_plan(config_of(workdir))
+        records = rescore.rescore(workdir, terms, scale=plan.rl.scale, excluded=recipe.excluded(plan))
     out = Path(given.out) if given.out else workdir / "rescored.jsonl"
     rescore.write(records, out)
     print(rescore.tell(rescore.summary(records)))

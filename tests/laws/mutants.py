@@ -30,6 +30,79 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    # -- giving episodes up: a failure, audited by address, left out without a trace, never while evaluating
+    Mutant(
+        "tests/laws/test_abandon.py::test_what_was_given_up_is_a_failure_whatever_the_world_said",
+        "rl/rollout/worker.py",
+        "if status not in (Status.DONE, Status.GAVE_UP):",
+        "if status not in (Status.DONE, Status.GAVE_UP, Status.ABANDONED):",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_audited_an_episode_is_what_it_would_have_been",
+        "rl/rollout/abandon.py",
+        "return not audited",
+        "return True",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_audited_an_episode_is_what_it_would_have_been",
+        "rl/rollout/abandon.py",
+        'found |= {"s": spent_s - found["s"], "tokens": tokens - found["tokens"]}',
+        'found |= {"s": spent_s, "tokens": tokens - found["tokens"]}',
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_decision_knows_texts_and_the_address_alone",
+        "rl/rollout/abandon.py",
+        "audited = self._audited()",
+        "audited = self._audited() or spent_s > 1e5",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_audit_is_a_share_of_the_members_addressed_by_seed_ticket_and_member",
+        "rl/rollout/abandon.py",
+        "return lambda ticket, member: int(fold_in(request_key(seed, ticket, member), _AUDIT)[0]) < share * 2**32",
+        "return lambda ticket, member: int(fold_in(request_key(seed, ticket, 0), _AUDIT)[0]) < share * 2**32",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_who_is_left_out_changes_nothing_for_the_others",
+        "rl/rewards/compose.py",
+        "compared = [i for i, t in enumerate(group) if t.status.scored and t.status not in excluded]",
+        "compared = [i for i, t in enumerate(group) if t.status.scored]",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_who_is_left_out_changes_nothing_for_the_others",
+        "rl/loop.py",
+        "compared = [t for t in members if t.status not in excluded]",
+        "compared = list(members)",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_a_group_is_compared_by_two_or_dropped",
+        "rl/loop.py",
+        "dropped = group.dropped or (few and len(compared) < len(members))",
+        "dropped = group.dropped",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
+        "rl/rollout/values.py",
+        'return value(params["value_head"], hidden, segment)[jnp.arange(len(length)), length]',
+        'return value(params["value_head"], hidden, segment)[jnp.arange(len(length)), length - 1]',
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
+        "rl/rollout/worker.py",
+        "return [*(() if breaks else record.tokens), *new_ids]",
+        "return [*(() if breaks else record.tokens)]",
+    ),
+    Mutant(
+        "tests/laws/test_resume.py::test_with_all_that_would_be_given_up_audited_it_is_the_run_without",
+        "launch/build.py",
+        "pool = build_pool(plan, engine, world, codec, abandonment=abandonment)",
+        "pool = build_pool(plan, engine, world, codec)",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_evaluation_gives_nothing_up",
+        "launch/build.py",
+        "if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):",
+        "if not plan.eval.constrain_tools:",
+    ),
     # -- the code world: a reward comes from the released tests over the sources alone; the sandbox holds
     Mutant(
         "tests/laws/test_code_grading.py::test_a_missing_test_is_a_failure",
@@ -1739,8 +1812,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_ttrl.py::test_a_set_and_then_single_queries_from_the_same_start",
         "launch/ttrl.py",
-        "live.engine.publish(policy.sampled(start), _version(plan, i))",
-        "live.engine.publish(policy.sampled(start), _version(plan, i)) if not i else None",
+        "reinforce.publish(parts, live, start, _version(plan, i))",
+        "reinforce.publish(parts, live, start, _version(plan, i)) if not i else None",
     ),
     Mutant(
         "tests/rl/test_reward_terms.py::test_a_wrong_label_can_give_right_rewards",

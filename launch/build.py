@@ -113,14 +113,16 @@ def check_rows(plan: Plan, codec: Codec, world: World) -> None:
 
 
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
-    """`plan.n_demos` scripted, imperfect episodes on training tasks: played once, then kept as a TFDS dataset."""
+    """`plan.n_demos` scripted, imperfect episodes on training tasks, or on the lessons of a world that has some: played
+    once, then kept as a TFDS dataset.
+    """
     if world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     made_by = _as_json(
         {
             "world": plan.world,
             "options": plan.world_options,
-            "tasks": fingerprint(world.tasks("train")),
+            "tasks": fingerprint(_taught(world)),
             "by": world.demonstrated_by,
             "n": plan.n_demos,
             "seed": plan.seed,
@@ -140,6 +142,10 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     return dataset.read_demonstrations(folder, "train", name=name, options=made_by)
 
 
+def _taught(world: World) -> Sequence[Task]:
+    return world.lessons() if world.lessons is not None else world.tasks("train")
+
+
 def _as_json(tree: Any) -> Any:
     """`tree` as it comes back from a JSON file."""
     return json.loads(json.dumps(tree, default=dict))
@@ -147,7 +153,7 @@ def _as_json(tree: Any) -> Any:
 
 def _demonstrate(world: World, n: int, seed: int, without: Sequence[str] = ()) -> list[dataset.Demonstration]:
     """Errors (ValueError): the world reports no such fact, or hardly any episode is without it."""
-    tasks = world.tasks("train")
+    tasks = _taught(world)
     order = permutation(len(tasks), seed, 0)
     env, demos = world.make_env(), []
     try:

@@ -89,6 +89,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.demos = ml_collections.ConfigDict()
     c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
+    c.demos.hinted = False  # True: of tasks for which the world has a hint, the prompt has it
     c.demos.without = ()  # facts: a demonstration in which one of them is not 0 is left out, and another one played
 
     c.sft = ml_collections.ConfigDict()  # b2 and clip_norm of the optimizer: as in rl

@@ -25,7 +25,7 @@ from models.config import ModelConfig
 from models.constraint import Constraint
 from models.sampling import Sampling
 from models.sharding import make_mesh
-from rl.curriculum import fingerprint, permutation
+from rl.curriculum import fingerprint, permutation, with_hint
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
@@ -127,6 +127,7 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
             "n": plan.n_demos,
             "seed": plan.seed,
             **({"without": plan.demos_without} if plan.demos_without else {}),
+            **({"hinted": True} if plan.demos_hinted else {}),
         }
     )
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
@@ -134,7 +135,7 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     name = f"{plan.world}_demonstrations_{digest}"
     if not dataset.is_built(folder, name):
         dataset.build_demonstrations(
-            {"train": _demonstrate(world, plan.n_demos, plan.seed, plan.demos_without)},
+            {"train": _demonstrate(world, plan.n_demos, plan.seed, plan.demos_without, hinted=plan.demos_hinted)},
             folder,
             name=name,
             options=made_by,
@@ -151,7 +152,9 @@ def _as_json(tree: Any) -> Any:
     return json.loads(json.dumps(tree, default=dict))
 
 
-def _demonstrate(world: World, n: int, seed: int, without: Sequence[str] = ()) -> list[dataset.Demonstration]:
+def _demonstrate(
+    world: World, n: int, seed: int, without: Sequence[str] = (), *, hinted: bool = False
+) -> list[dataset.Demonstration]:
     """Errors (ValueError): the world reports no such fact, or hardly any episode is without it."""
     tasks = _taught(world)
     order = permutation(len(tasks), seed, 0)
@@ -163,6 +166,8 @@ def _demonstrate(world: World, n: int, seed: int, without: Sequence[str] = ()) -
             if i >= MOST_PLAYED * n:
                 raise ValueError(f"demos.without={without}: {len(demos)} of {i} demonstrations are so, want {n}")
             task = tasks[int(order[i % len(tasks)])]
+            if hinted and (hint := world.hint(task)):
+                task = with_hint(task, hint)
             if env.reset(task).text:
                 raise ValueError(f"world {world.name!r}: reset shows a text, which demonstrations do not keep yet")
             turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))

@@ -210,6 +210,7 @@ class Plan:
     rollout: RolloutPlan
     n_demos: int
     demos_without: tuple[str, ...]  # facts that are 0 in every demonstration
+    demos_hinted: bool
     sft: SftPlan
     rft: RftPlan
     rm: RmPlan
@@ -247,6 +248,7 @@ def make_plan(config) -> Plan:
         rollout=read.into(RolloutPlan, "rollout", abandon=read.into(AbandonPlan, "rollout.abandon")),
         n_demos=read.typed("demos.n", int),
         demos_without=_names(read, "demos.without"),
+        demos_hinted=read.typed("demos.hinted", bool),
         sft=read.into(SftPlan, "sft"),
         rft=read.into(RftPlan, "rft"),
         rm=read.into(RmPlan, "rm"),

@@ -1,4 +1,4 @@
-"""Lessons are of a library, judged by their text, and never among the tasks; bugs of chosen kinds are of those alone."""
+"""Lessons are of a library, judged by their text, and never among tasks; bugs of chosen kinds are of those alone."""
 
 import itertools
 

@@ -12,7 +12,7 @@ from envs.play import play
 from launch import build
 
 LIBRARY = {
-    "shop/till.py": b'''\
+    "shop/till.py": b"""\
 class Till:
     def add(self, price, count=1):
         if count < 1:
@@ -27,7 +27,7 @@ if True:
         def inner(x):
             return x - a
         return inner(b)
-''',
+""",
     "broken.py": b"def f(:\n",
     "latin.py": b"# \xe9\ndef g(a):\n    return a + 1\n",
 }

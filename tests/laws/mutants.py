@@ -2152,6 +2152,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/launch/test_build.py::test_hinted_demonstrations_have_the_hint_where_there_is_one",
+        "launch/build.py",
+        "if hinted and (hint := world.hint(task)):",
+        "if False:",
+    ),
+    # -- lessons: judged by their text, and demonstrations are of them
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_a_lesson_is_judged_by_its_text",
+        "envs/code/lessons.py",
+        "return set(buggy) <= set(changed) and now == {path: tree().get(path) for path in changed}",
+        "return set(buggy) <= set(changed)",
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_a_wrong_demonstration_edits_what_the_prompt_shows",
+        "envs/code/scripted.py",
+        'shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]',
+        "shown = [text]",
+    ),
+    Mutant(
         "tests/envs/test_search.py::test_a_misleading_title_stands_over_another_page_and_asking_again_recovers",
         "envs/search/retrieve.py",
         "self.misled = len(set(titles)) > 1",

@@ -20,6 +20,7 @@ from envs.play import play
 from launch import constraints, draws, policy, recipe
 from launch.cli import validating
 from launch.plan import Plan
+from launch.worlds import Placed, placed
 from models.codec import Codec
 from models.config import ModelConfig
 from models.constraint import Constraint
@@ -34,6 +35,7 @@ from rl.metrics.success import measured, summary
 from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
 from rl.rollout.batcher import pack
+from rl.rollout.concurrency import adapting
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
@@ -412,7 +414,7 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
 def build_pool(
     plan: Plan,
     engine: Engine | Replicas,
-    world: World,
+    place: Placed,
     codec: Codec,
     constraint: Constraint | None = None,
     episode: Callable[..., Trajectory] = run_episode,
@@ -421,7 +423,7 @@ def build_pool(
     r = plan.rollout
     return Pool(
         engine,
-        world.make_env,
+        place.make_env,
         codec,
         threads=r.threads,
         seed=plan.seed,
@@ -433,6 +435,8 @@ def build_pool(
         max_tokens=r.max_episode_tokens,
         constraint=constraint,
         episode=episode,
+        calls=place.calls,
+        **({"clock": place.calls.clock} if place.calls else {}),
     )
 
 
@@ -447,7 +451,7 @@ def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, 
         return
     with validating():
         constraint = constraints.of_world(env_spec(world), codec)
-    with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
+    with contextlib.closing(build_pool(plan, engine, Placed(pool.make_env, pool.calls), codec, constraint)) as own:
         yield own
 
 
@@ -455,16 +459,17 @@ def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, 
 def serving(
     plan: Plan, model: ModelConfig, params: Any, version: int, world: World, codec: Codec
 ) -> Iterator[tuple[Engine | Replicas, Pool]]:
-    """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
-    engine = build_engine(plan, model, params, version, codec)
-    try:
-        pool = build_pool(plan, engine, world, codec)
-        try:
-            yield engine, pool
-        finally:
-            pool.close()
-    finally:
-        engine.close()
+    """Engine, worlds and pool for as long as the block runs; all are closed whatever happens in it."""
+    with (
+        placed(plan, world) as place,
+        contextlib.closing(build_engine(plan, model, params, version, codec)) as engine,
+        contextlib.closing(build_pool(plan, engine, place, codec)) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        if plan.rollout.adaptive:
+            lanes = plan.engine.replicas * plan.engine.lanes
+            stack.enter_context(adapting(engine, pool, lanes=lanes, cap=plan.rollout.threads))
+        yield engine, pool
 
 
 def use_compilation_cache(folder: Path = Path("data/jax_cache")) -> None:

@@ -48,6 +48,10 @@ class RolloutPlan:
     call_deadline_s: float
     max_world_s: float
     retries: int
+    worlds: str = "threads"
+    processes: int = 2
+    calls_at_once: int = 0
+    adaptive: bool = False
     constrain_tools: bool = False
 
 

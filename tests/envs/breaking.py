@@ -85,7 +85,7 @@ class BreakingEnv:
         self._note()
         self._heard.append(action)
         fault, turn = self._task.data.get("fault"), self._task.data.get("turn", 1)
-        if fault and len(self._heard) == turn:
+        if fault and len(self._heard) == turn and self._first(self._task.data.get("once")):
             answer = FAULTS[fault]()
             if fault != "print":
                 return answer
@@ -109,6 +109,13 @@ class BreakingEnv:
     def close(self):
         self.closed = True
 
+    def _first(self, path):
+        """Whether this is the first fault of them all, where there is to be but one."""
+        try:
+            return path is None or os.close(os.open(path, os.O_CREAT | os.O_EXCL)) is None
+        except FileExistsError:
+            return False
+
     def _note(self):
         self._names.add(threading.get_ident() == self._thread)
 
@@ -123,4 +130,5 @@ def make_world(*, refuse: bool = False, die: bool = False) -> World:
         raise ValueError("refused: there is no such world")
     if die:
         os._exit(3)
-    return World("breaking", BreakingEnv, lambda split: [task(i) for i in range(8)], {}, lambda: iter(()))
+    texts = ["begin task 0123456789 heard", "the quick brown fox jumps over the lazy dog ."]
+    return World("breaking", BreakingEnv, lambda split: [task(i) for i in range(8)], {}, lambda: iter(texts))

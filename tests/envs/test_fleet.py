@@ -201,6 +201,14 @@ def test_close_ends_what_hangs_in_bounded_time():
         fleet.make_env()
 
 
+def test_a_world_is_made_there_with_its_options():
+    fleet = Fleet(partial(Process, "arith", {"labels": False}), 1, deadline_s=30.0)
+    try:
+        assert fleet.make_env().spec == make_world("arith", labels=False).make_env().spec
+    finally:
+        fleet.close()
+
+
 def test_a_world_that_cannot_be_made_is_said_at_once():
     with pytest.raises(FleetError, match="ValueError: refused: there is no such world"):
         breaking_fleet(2, refuse=True)

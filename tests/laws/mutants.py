@@ -30,6 +30,49 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    # -- fleets: where a world is changes nothing, what it breaks is its own, and no process is left behind
+    Mutant(
+        "tests/laws/test_fleet.py::test_episodes_through_processes_are_those_of_threads",
+        "envs/fleet/host.py",
+        "inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(instance)",
+        "inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(max(self._inboxes))",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_an_episode_whose_world_always_dies_says_how",
+        "envs/fleet/process.py",
+        "self.ended = how + self._killed",
+        'self.ended = "ended"',
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_a_crash_changes_no_result",
+        "envs/fleet/fleet.py",
+        "return self.member.ready and self.member.ended is None and self.hung < MOST_HUNG",
+        "return self.member.ready and self.hung < MOST_HUNG",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/fleet.py",
+        "while not self._fleet._begins(self._running, self._instance):",
+        "while False:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_does_not_answer_is_killed",
+        "envs/fleet/fleet.py",
+        "elif member.ready and member.silent_s() > self._deadline_s:",
+        "elif False:",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
+        "envs/fleet/host.py",
+        "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_no_process_outlives_its_fleet",
+        "envs/fleet/fleet.py",
+        "member.join(until_s)",
+        "pass",
+    ),
     # -- the code world: a reward comes from the released tests over the sources alone; the sandbox holds
     Mutant(
         "tests/laws/test_code_grading.py::test_a_missing_test_is_a_failure",

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from envs import choose_tasks, dataset, make_world
+from envs import choose_tasks, dataset, interpreter, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
 from launch import constraints, draws, policy, recipe
@@ -464,6 +464,7 @@ def serving(
         placed(plan, world) as place,
         contextlib.closing(build_engine(plan, model, params, version, codec)) as engine,
         contextlib.closing(build_pool(plan, engine, place, codec)) as pool,
+        interpreter.shared_by(plan.rollout.threads),
         contextlib.ExitStack() as stack,
     ):
         if plan.rollout.adaptive:

@@ -24,6 +24,7 @@ from typing import Any
 
 from envs import make_world
 from envs.base import Env, EnvError, World
+from envs.interpreter import switch_interval_s
 
 HEAD = struct.Struct("<QIB")  # number of the call, of the instance, verb
 OPEN, CALL, CLOSE, PING = range(4)
@@ -103,6 +104,7 @@ class Host:
             inbox = self._inboxes[instance] = SimpleQueue()
             thread = threading.Thread(target=self._serve, args=(inbox,), name=f"world-{instance}", daemon=True)
             self._threads.add(thread)
+            sys.setswitchinterval(switch_interval_s(len(self._threads)))
             thread.start()
         inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(instance)
         if inbox is None:

@@ -16,9 +16,9 @@ from typing import Any
 from envs.base import EnvError
 
 BUSY = 0.9  # share of the lanes' time in use from which on no more episodes are wanted
-CROWDED = 2.0  # times the shortest mean of a call: then they are in one another's way
-BACK = 0.8  # what is left of the episodes in flight
-FORGOTTEN, FORGOTTEN_CROWDED = 1.01, 1.15  # a period: a world whose calls have become longer is not crowded for ever
+CROWDED = 2.0  # times the shortest mean of a call: then calls are in one another's way
+HALF, FEWER = 0.5, 0.8  # what is left of the episodes in flight: of a crowded world, where lanes are waited for
+FORGOTTEN = 1.25  # at each crowding: a world whose calls have become longer is not crowded for ever
 FEWEST_CALLS = 8  # for a mean
 PERIOD_S = 1.0
 
@@ -70,10 +70,11 @@ class CallLimit:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Of one period: `busy_frac` of the lanes' time; calls of the world that ended, and their mean; at its end the
-    turns that wait for a lane, and the episodes in flight.
+    """Of one period of `seconds`: `busy_frac` of the lanes' time; calls of the world that ended, and their mean; at its
+    end the turns that wait for a lane, and the episodes in flight.
     """
 
+    seconds: float
     busy_frac: float
     calls: int
     call_s: float
@@ -83,25 +84,32 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class InFlight:
-    """Episodes that may be in flight, and the shortest mean of a call so far, in seconds."""
+    """Episodes that may be in flight; the shortest mean of a call so far; seconds until calls that began before the
+    last change have ended.
+    """
 
     most: int
     shortest_s: float = math.inf
+    quiet_s: float = 0.0
 
 
 def next_in_flight(now: InFlight, seen: Seen, *, lanes: int, cap: int) -> InFlight:
-    """One more for every four lanes while lanes are idle and all that may be are in flight; a fifth less where a whole
-    set of lanes waits for its turn, or where the world takes twice as long as it did at best. 1 <= most <= cap.
+    """One more for every four lanes while lanes are idle and all that may be are in flight. Half of them where the
+    world takes twice as long as it did at best: fewer calls are then answered as many a second, and show again how long
+    one takes. A fifth less where a whole set of lanes waits for its turn. 1 <= most <= cap.
     """
-    most, shortest_s, crowded = now.most, now.shortest_s, False
+    most, shortest_s, quiet_s = now.most, now.shortest_s, max(0.0, now.quiet_s - seen.seconds)
     if seen.calls >= FEWEST_CALLS:
-        crowded = seen.call_s > CROWDED * shortest_s
-        shortest_s = min(shortest_s * (FORGOTTEN_CROWDED if crowded else FORGOTTEN), seen.call_s)
-    if crowded or seen.waiting > lanes:
-        most = math.floor(BACK * most)
+        shortest_s = min(shortest_s, seen.call_s)
+    if quiet_s:
+        pass
+    elif seen.calls >= FEWEST_CALLS and seen.call_s > CROWDED * shortest_s:
+        most, shortest_s, quiet_s = math.floor(HALF * most), FORGOTTEN * shortest_s, seen.call_s
+    elif seen.waiting > lanes:
+        most = math.floor(FEWER * most)
     elif seen.busy_frac < BUSY and seen.in_flight >= most:
         most += max(1, lanes // 4)
-    return InFlight(min(max(1, most), cap), shortest_s)
+    return InFlight(min(max(1, most), cap), shortest_s, quiet_s)
 
 
 def seen_between(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> Seen:
@@ -109,6 +117,7 @@ def seen_between(before: Mapping[str, float], now: Mapping[str, float], seconds:
     did = {name: now[name] - before[name] for name in ("lanes_used", "lane_places", "idle_s", "world_calls", "world_s")}
     in_use = did["lanes_used"] / max(1, did["lane_places"])
     return Seen(
+        seconds=seconds,
         busy_frac=in_use * max(0.0, 1.0 - did["idle_s"] / seconds),
         calls=int(did["world_calls"]),
         call_s=did["world_s"] / max(1, did["world_calls"]),

@@ -116,7 +116,10 @@ class Pool:
         self._episode, self._limits = episode, limits
 
         self._most_in_flight, self._in_flight = threads, 0  # episodes
-        self._lock = threading.Condition()  # guards all below
+        guard = (
+            threading.RLock()
+        )  # of all below. Who waits for a group is not woken for a job, nor every thread for one
+        self._lock, self._work_there = threading.Condition(guard), threading.Condition(guard)
         self._jobs: deque[tuple[_Open, int]] = deque()
         self._groups: set[_Open] = set()
         self._results: deque[Group] = deque()
@@ -220,7 +223,7 @@ class Pool:
         """From now on no episode begins where `most` are in flight; those that are go on."""
         with self._lock:
             self._most_in_flight = most
-            self._lock.notify_all()
+            self._work_there.notify_all()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Cancel what runs, wake whoever waits, join every thread; idempotent. True when no thread but a hung one is
@@ -236,6 +239,7 @@ class Pool:
             sessions = [s.session for s in self._slots + self._lost if s.session is not None]
             self._jobs.clear()
             self._lock.notify_all()
+            self._work_there.notify_all()
         for session in sessions:
             session.close()  # wakes a thread that waits for tokens
         for slot in list(self._slots):
@@ -262,7 +266,7 @@ class Pool:
             self._groups.add(group)
             self._counts["groups_submitted"] += 1
             self._jobs.extend((group, member) for member in range(size))
-            self._lock.notify_all()
+            self._work_there.notify(size)
 
     def _take(self, inbox: deque, timeout_s: float | None) -> Group:
         with self._lock:
@@ -306,7 +310,7 @@ class Pool:
                 group.retries += 1
                 self._counts["retries"] += 1
                 self._jobs.appendleft((group, member))  # first in line: the rest of its group waits for it
-                self._lock.notify_all()
+                self._work_there.notify()
                 return
         elif trajectory.status.scored:
             self._failed_in_row = 0
@@ -330,6 +334,7 @@ class Pool:
             logging.error("rollout pool: %s: %s", type(error).__name__, error)
         self._jobs.clear()
         self._lock.notify_all()
+        self._work_there.notify_all()
 
     # Environment threads
 
@@ -343,7 +348,7 @@ class Pool:
         try:
             while True:
                 with self._lock:
-                    self._lock.wait_for(
+                    self._work_there.wait_for(
                         lambda: self._ended() or slot.lost or (self._jobs and self._in_flight < self._most_in_flight)
                     )
                     if self._ended() or slot.lost:
@@ -366,6 +371,7 @@ class Pool:
                 self._stop.set()
                 self._jobs.clear()
                 self._lock.notify_all()
+                self._work_there.notify_all()
         except BaseException as error:  # a fault of the program: whoever waits must hear of it
             with self._lock:
                 if not slot.lost and not self._stop.is_set():

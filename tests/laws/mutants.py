@@ -62,6 +62,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "elif False:",
     ),
     Mutant(
+        "tests/rl/test_concurrency.py::test_never_more_calls_at_once_than_the_world_bears",
+        "rl/rollout/concurrency.py",
+        "self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)",
+        "self._changed.wait_for(lambda: True)",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
+        "rl/rollout/pool.py",
+        "lambda: self._ended() or slot.lost or (self._jobs and self._in_flight < self._most_in_flight)",
+        "lambda: self._ended() or slot.lost or self._jobs",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_it_never_exceeds_what_it_may",
+        "rl/rollout/concurrency.py",
+        "return InFlight(min(max(1, most), cap), shortest_s, quiet_s)",
+        "return InFlight(max(1, most), shortest_s, quiet_s)",
+    ),
+    Mutant(
         "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
         "envs/fleet/host.py",
         "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",

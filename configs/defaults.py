@@ -76,10 +76,11 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.max_episode_tokens = 384
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
-    # Where the worlds are: "threads" of this process; or "processes", so many, each with a world of its own and its
-    # share of the instances.
+    # Where the worlds are: "threads" of this process; "processes", so many, each with a world of its own and its share
+    # of the instances; or "ray", as many actors.
     c.rollout.worlds = "threads"
     c.rollout.processes = 2
+    c.rollout.ray_address = ""  # of a cluster that runs ("auto": this host's); "": one on this host, for the run
     c.rollout.calls_at_once = 0  # > 0: that the world bears, a search service say; the others wait, off the clock
     # True: of `threads` only as many episodes are in flight as keep the lanes busy; fewer where the world slows down.
     c.rollout.adaptive = False

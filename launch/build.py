@@ -17,10 +17,10 @@ from tqdm import tqdm
 from envs import choose_tasks, dataset, interpreter, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import constraints, draws, policy, recipe
+from launch import constraints, draws, policy, recipe, worlds
 from launch.cli import validating
 from launch.plan import Plan
-from launch.worlds import Placed, placed
+from launch.worlds import Placed
 from models.codec import Codec
 from models.config import ModelConfig
 from models.constraint import Constraint
@@ -59,6 +59,7 @@ def check_data(
 
     `kept` as in `policy.check_model`; `trained` is the split that is trained on. Errors: ValueError, OSError.
     """
+    worlds.check(plan)
     codec = policy.check_model(plan, kept)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
@@ -461,7 +462,7 @@ def serving(
 ) -> Iterator[tuple[Engine | Replicas, Pool]]:
     """Engine, worlds and pool for as long as the block runs; all are closed whatever happens in it."""
     with (
-        placed(plan, world) as place,
+        worlds.placed(plan, world) as place,
         contextlib.closing(build_engine(plan, model, params, version, codec)) as engine,
         contextlib.closing(build_pool(plan, engine, place, codec)) as pool,
         interpreter.shared_by(plan.rollout.threads),

@@ -50,6 +50,7 @@ class RolloutPlan:
     retries: int
     worlds: str = "threads"
     processes: int = 2
+    ray_address: str = ""
     calls_at_once: int = 0
     adaptive: bool = False
     constrain_tools: bool = False

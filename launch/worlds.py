@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from envs.base import Env, World
+from envs.fleet import ray_actor
+from envs.fleet.fleet import Fleet
+from envs.fleet.process import Process
+from launch.cli import validating
 from launch.plan import Plan
 from rl.rollout.concurrency import CallLimit
 
@@ -16,6 +20,12 @@ class Placed:
 
     make_env: Callable[[], Env]
     calls: CallLimit | None
+
+
+def check(plan: Plan) -> None:
+    """Errors (ValueError): what the place needs is not installed."""
+    if plan.rollout.worlds == "ray":
+        ray_actor.check_installed()
 
 
 @contextlib.contextmanager
@@ -29,9 +39,22 @@ def placed(plan: Plan, world: World) -> Iterator[Placed]:
     if r.worlds == "threads":
         yield Placed(world.make_env, calls)
         return
-    from envs.fleet.fleet import Fleet
-    from envs.fleet.process import Process
+    with _members(r.worlds, r.ray_address) as member:
+        start = partial(member, plan.world, plan.world_options)
+        with contextlib.closing(Fleet(start, r.processes, deadline_s=r.call_deadline_s)) as fleet:
+            yield Placed(fleet.make_env, calls)
 
-    start = partial(Process, plan.world, plan.world_options)
-    with contextlib.closing(Fleet(start, r.processes, deadline_s=r.call_deadline_s)) as fleet:
-        yield Placed(fleet.make_env, calls)
+
+@contextlib.contextmanager
+def _members(worlds: str, address: str) -> Iterator[Callable]:
+    """What makes one member of the fleet."""
+    if worlds == "processes":
+        yield Process
+        return
+    with validating():
+        began = ray_actor.connect(address)
+    try:
+        yield ray_actor.RayActor
+    finally:
+        if began:
+            ray_actor.disconnect()

@@ -130,7 +130,8 @@ class Fleet:
     def pids(self) -> list[int]:
         """Of the members now, those with it that only end their episodes."""
         with self._changed:
-            return [r.member.pid for r in [*self._running(), *self._retired]]
+            pids = [r.member.pid for r in [*self._running(), *self._retired]]
+            return [pid for pid in pids if pid > 0]  # an actor's is not known before it has begun
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End every member, also one that hangs; idempotent. Calls under way end as EnvError."""

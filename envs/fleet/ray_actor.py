@@ -6,6 +6,7 @@ package and whatever the world reads.
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -23,28 +24,34 @@ class NoRay(ValueError):
     """Ray is not installed, or there is no cluster at the address."""
 
 
-def connect(address: str = "") -> None:
-    """Join the cluster at `address` ("auto": the one that this host belongs to), or begin one on this host. Errors:
-    NoRay.
+def check_installed() -> None:
+    """Errors: NoRay."""
+    if importlib.util.find_spec("ray") is None:
+        raise NoRay("rollout.worlds='ray': ray is not installed; pip install 'wayfinder-rl[ray]', or use 'processes'")
+
+
+def connect(address: str = "") -> bool:
+    """Join the cluster at `address` ("auto": the one that this host belongs to), or begin one on this host. False: it
+    was joined before, and is not this caller's to leave. Errors: NoRay.
     """
+    check_installed()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise NoRay("ray is not installed; pip install 'wayfinder-rl[ray]', or play in processes") from error
+    import ray
+
     if ray.is_initialized():
-        return
+        return False
     env = {"env_vars": {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}}
     local = {} if address else {"include_dashboard": False}
     try:
         ray.init(address=address or "local", runtime_env=env, log_to_driver=False, logging_level=logging.ERROR, **local)
     except ConnectionError as error:
         raise NoRay(f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`") from error
+    return True
 
 
 def disconnect() -> None:
-    """Leave the cluster; one that `connect` began ends."""
+    """Leave the cluster; one that `connect` began ends. No fleet may be open in it."""
     import ray
 
     ray.shutdown()
@@ -108,8 +115,8 @@ class RayActor:
         self._begun, self._life = self._actor.begin.remote(), self._actor.live.remote()
         self.pid, self.ended, self.why_not = -1, None, None
         self._ready, self._killed = False, ""
-        self._ping: Any | None = None
-        self._asked_s = 0.0
+        self._ping, self._asked_s = None, 0.0
+        self._closing: Any | None = None
 
     @property
     def ready(self) -> bool:
@@ -174,4 +181,5 @@ class RayActor:
         return bool(self._ray.wait([ref], timeout=0)[0])
 
     def _how(self, error: BaseException) -> str:
-        return f"ended: {' '.join(str(error).split())[:400]}{self._killed}"
+        text = " ".join(str(error).split()).partition(" Some common causes")[0]
+        return f"ended: {text}{self._killed}"

@@ -4,13 +4,14 @@ of other batch mixes of the engine, so they differ by rounding; what is learnt f
 """
 
 import os
+import sys
 
 import numpy as np
 import pytest
 
 from configs.defaults import defaults
 from envs.fleet.process import Process
-from launch import train
+from launch import train, worlds
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from rl.episodes import read_episodes
@@ -77,3 +78,12 @@ def test_where_the_worlds_are_changes_nothing(trained):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_ray_that_is_missing_is_said_before_anything_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    config = tiny()
+    worlds.check(make_plan(config))
+    config.rollout.worlds = "ray"
+    with pytest.raises(ValueError, match=r"ray is not installed; pip install 'wayfinder-rl\[ray\]'"):
+        worlds.check(make_plan(config))

@@ -59,6 +59,12 @@ def at(name: str) -> str:
     return name.replace(".", "/")
 
 
+def test_where_the_worlds_are():
+    check_refused("rollout.worlds='actors': wanted one of threads, processes, ray", **{"rollout/worlds": "actors"})
+    check_refused("rollout.ray_address='auto' with rollout.worlds='threads'", **{"rollout/ray_address": "auto"})
+    make_plan(tree(**{"rollout/worlds": "ray", "rollout/ray_address": "auto"}))
+
+
 @pytest.mark.parametrize("name", AT_LEAST_1)
 def test_at_least_one(name):
     check_refused(f"{name}: got 0, wanted at least 1", **{at(name): 0})

@@ -76,6 +76,14 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.max_episode_tokens = 384
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
+    # Where the worlds are: "threads" of this process; "processes", so many, each with a world of its own and its share
+    # of the instances; or "ray", as many actors.
+    c.rollout.worlds = "threads"
+    c.rollout.processes = 2
+    c.rollout.ray_address = ""  # of a cluster that runs ("auto": this host's); "": one on this host, for the run
+    c.rollout.calls_at_once = 0  # > 0: that the world bears, a search service say; the others wait, off the clock
+    # True: of `threads` only as many episodes are in flight as keep the lanes busy; fewer where the world slows down.
+    c.rollout.adaptive = False
     c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
     # Training alone: an episode is given up between two turns (ABANDONED) by the rules that are on.
     c.rollout.abandon = ml_collections.ConfigDict()

@@ -1,6 +1,6 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|decode|step|async|search|credit
+Run: python -m launch.bench model|train|engine|decode|step|async|fleet|search|credit
      [--config=configs/quickstart.py] [--seconds=10] [--timeline=FOLDER]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
@@ -14,6 +14,8 @@ Run: python -m launch.bench model|train|engine|decode|step|async|search|credit
     async    a line each: wall seconds of the loop over slow worlds, synchronous and running ahead, beside those of a
              schedule in which worlds alone take time, and who waits in whose phases (with --timeline traces of it for
              ui.perfetto.dev); what interrupting generation is worth (launch/bench_async.py)
+    fleet    a line each for worlds in threads and in processes: CPU milliseconds of the host a turn, of 1,000 episodes
+             at once whose worlds sleep (launch/bench_fleet.py)
     search   queries per second of one thread on the local index
     credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
              credit in a world where that is known (launch/bench_credit.py)
@@ -214,6 +216,13 @@ def bench_async(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
         yield {**workload, **_device()}
 
 
+def bench_fleet(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
+    """The workload of launch/bench_fleet.py, a line each. They take their own time: about ten seconds."""
+    from launch import bench_fleet
+
+    yield from bench_fleet.workloads(plan.seed)
+
+
 def bench_decode(plan: Plan, seconds: float) -> dict[str, Any]:
     """See launch/bench_engine.py."""
     from launch import bench_engine, policy
@@ -271,6 +280,7 @@ WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str,
     "decode": bench_decode,
     "step": bench_step,
     "async": bench_async,
+    "fleet": bench_fleet,
     "search": bench_search,
     "credit": bench_credit,
 }

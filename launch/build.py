@@ -14,10 +14,10 @@ import jax
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from envs import choose_tasks, dataset, make_world
+from envs import choose_tasks, dataset, interpreter, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import constraints, draws, policy, recipe
+from launch import constraints, draws, policy, recipe, worlds
 from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
@@ -35,6 +35,7 @@ from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
 from rl.rollout.abandon import NEVER, Abandonment
 from rl.rollout.batcher import pack
+from rl.rollout.concurrency import adapting
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
@@ -59,6 +60,7 @@ def check_data(
 
     `kept` as in `policy.check_model`; `trained` is the split that is trained on. Errors: ValueError, OSError.
     """
+    worlds.check(plan)
     codec = policy.check_model(plan, kept)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
@@ -430,7 +432,7 @@ def build_engine(
 def build_pool(
     plan: Plan,
     engine: Engine | Replicas,
-    world: World,
+    place: worlds.Placed,
     codec: Codec,
     constraint: Constraint | None = None,
     episode: Callable[..., Trajectory] = run_episode,
@@ -442,7 +444,7 @@ def build_pool(
     r = plan.rollout
     return Pool(
         engine,
-        world.make_env,
+        place.make_env,
         codec,
         threads=r.threads,
         seed=plan.seed,
@@ -455,6 +457,8 @@ def build_pool(
         constraint=constraint,
         abandonment=abandonment,
         episode=episode,
+        calls=place.calls,
+        **({"clock": place.calls.clock} if place.calls else {}),
     )
 
 
@@ -470,7 +474,8 @@ def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, 
         return
     with validating():
         constraint = constraints.of_world(env_spec(world), codec) if plan.eval.constrain_tools else None
-    with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
+    place = worlds.Placed(pool.make_env, pool.calls)
+    with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:
         yield own
 
 
@@ -485,16 +490,18 @@ def serving(
     abandonment: Abandonment = NEVER,
     timeline: Timeline | None = None,
 ) -> Iterator[tuple[Engine | Replicas, Pool]]:
-    """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
-    engine = build_engine(plan, model, params, version, codec, timeline)
-    try:
-        pool = build_pool(plan, engine, world, codec, abandonment=abandonment)
-        try:
-            yield engine, pool
-        finally:
-            pool.close()
-    finally:
-        engine.close()
+    """Engine, worlds and pool for as long as the block runs; all are closed whatever happens in it."""
+    with (
+        worlds.placed(plan, world) as place,
+        contextlib.closing(build_engine(plan, model, params, version, codec, timeline)) as engine,
+        contextlib.closing(build_pool(plan, engine, place, codec, abandonment=abandonment)) as pool,
+        interpreter.shared_by(plan.rollout.threads),
+        contextlib.ExitStack() as stack,
+    ):
+        if plan.rollout.adaptive:
+            lanes = plan.engine.replicas * plan.engine.lanes
+            stack.enter_context(adapting(engine, pool, lanes=lanes, cap=plan.rollout.threads))
+        yield engine, pool
 
 
 def use_compilation_cache(folder: Path = Path("data/jax_cache")) -> None:

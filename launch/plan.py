@@ -64,6 +64,11 @@ class RolloutPlan:
     retries: int
     abandon: AbandonPlan = AbandonPlan()
     abandoned: str = "failure"
+    worlds: str = "threads"
+    processes: int = 2
+    ray_address: str = ""
+    calls_at_once: int = 0
+    adaptive: bool = False
     constrain_tools: bool = False
 
 

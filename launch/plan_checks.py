@@ -10,6 +10,7 @@ from launch.cli import MOST_SEED, ConfigError
 if TYPE_CHECKING:  # a plan is made with these checks
     from launch.plan import Plan, RlPlan
 
+WORLDS_IN = ("threads", "processes", "ray")
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
 RECIPES = {  # and the credit that is each one's own
     **dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo", "cispo"), "group"),
@@ -63,6 +64,7 @@ def _check_sizes(plan: "Plan") -> None:
         "engine.prefill_rows": e.prefill_rows,
         "engine.prefill_chunk": e.prefill_chunk,
         "rollout.threads": r.threads,
+        "rollout.processes": r.processes,
         "rollout.max_turn_tokens": r.max_turn_tokens,
         "demos.n": plan.n_demos,
         "sft.steps": sft.steps,
@@ -84,6 +86,7 @@ def _check_sizes(plan: "Plan") -> None:
     for name, value in {
         "seed": plan.seed,
         "rollout.retries": r.retries,
+        "rollout.calls_at_once": r.calls_at_once,
         "sft.warmup_steps": sft.warmup_steps,
         "sft.eval_every": sft.eval_every,
         "sft.save_every": sft.save_every,
@@ -169,6 +172,11 @@ def _check_engine(plan: "Plan") -> None:
             r.max_episode_tokens > room,
             f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit {name}={room}; raise {name}",
         )
+    refuse(r.worlds not in WORLDS_IN, f"rollout.worlds={r.worlds!r}: wanted one of {', '.join(WORLDS_IN)}")
+    refuse(
+        bool(r.ray_address) and r.worlds != "ray",
+        f"rollout.ray_address={r.ray_address!r} with rollout.worlds={r.worlds!r}: nobody asks there; set it to 'ray'",
+    )
     refuse(
         e.lanes > e.residents,
         f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: "

@@ -16,6 +16,7 @@ from typing import Any
 
 from envs.base import Env, EnvError, Task
 from models.sampling import Sampling
+from rl.rollout.concurrency import CallLimit
 from rl.rollout.engine import request_key
 from rl.rollout.session import EngineBusy, EngineClosed
 from rl.rollout.watched import Watch, WatchedEnv
@@ -79,7 +80,8 @@ class Pool:
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
     the world its thread. A member that ended as ENV_ERROR is tried `retries` times more, a group `group_retries` times
     in all; with fewer than `min_scored` scored members the group is dropped. `failures_in_row` world
-    errors without one scored episode between, or `watchdog_s` without any progress, are fatal.
+    errors without one scored episode between, or `watchdog_s` without any progress, are fatal. `calls` bounds the calls
+    of the world at once; a call that waits for its turn has not begun.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Pool:
         failures_in_row: int = 256,
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,
+        calls: CallLimit | None = None,
         **limits: Any,
     ):
         if threads < 1 or retries < 0 or group_retries < 0 or min_scored < 1 or call_deadline_s <= 0 or watchdog_s <= 0:
@@ -105,14 +108,18 @@ class Pool:
                 f"Pool: got {threads=} {retries=} {group_retries=} {min_scored=} {call_deadline_s=} {watchdog_s=}; "
                 "want at least one thread, one scored member, no negative budget and positive seconds"
             )
-        self._engine, self._make_env, self._codec = engine, make_env, codec
+        self._engine, self.make_env, self._codec, self.calls = engine, make_env, codec, calls
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
         self._retries, self._group_retries, self._min_scored = retries, group_retries, min_scored
         self._failures_in_row = failures_in_row
         self._episode, self._limits = episode, limits
 
-        self._lock = threading.Condition()  # guards all below
+        self._most_in_flight, self._in_flight = threads, 0  # episodes
+        guard = (
+            threading.RLock()
+        )  # of all below. Who waits for a group is not woken for a job, nor every thread for one
+        self._lock, self._work_there = threading.Condition(guard), threading.Condition(guard)
         self._jobs: deque[tuple[_Open, int]] = deque()
         self._groups: set[_Open] = set()
         self._results: deque[Group] = deque()
@@ -205,9 +212,18 @@ class Pool:
                 **self._counts,
                 "groups_open": len(self._groups),
                 "groups_waiting": waiting,
+                "in_flight": self._in_flight,
+                "world_calls": sum(slot.calls for slot in self._slots + self._lost),
+                "world_s": sum(slot.call_s for slot in self._slots + self._lost),
                 "live_threads": threads,
                 "hung_threads": hung,
             }
+
+    def limit_in_flight(self, most: int) -> None:
+        """From now on no episode begins where `most` are in flight; those that are go on."""
+        with self._lock:
+            self._most_in_flight = most
+            self._work_there.notify_all()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Cancel what runs, wake whoever waits, join every thread; idempotent. True when no thread but a hung one is
@@ -217,10 +233,13 @@ class Pool:
         """
         until = time.monotonic() + timeout_s
         self._stop.set()
+        if self.calls is not None:
+            self.calls.refuse(self._slots)
         with self._lock:
             sessions = [s.session for s in self._slots + self._lost if s.session is not None]
             self._jobs.clear()
             self._lock.notify_all()
+            self._work_there.notify_all()
         for session in sessions:
             session.close()  # wakes a thread that waits for tokens
         for slot in list(self._slots):
@@ -247,7 +266,7 @@ class Pool:
             self._groups.add(group)
             self._counts["groups_submitted"] += 1
             self._jobs.extend((group, member) for member in range(size))
-            self._lock.notify_all()
+            self._work_there.notify(size)
 
     def _take(self, inbox: deque, timeout_s: float | None) -> Group:
         with self._lock:
@@ -291,7 +310,7 @@ class Pool:
                 group.retries += 1
                 self._counts["retries"] += 1
                 self._jobs.appendleft((group, member))  # first in line: the rest of its group waits for it
-                self._lock.notify_all()
+                self._work_there.notify()
                 return
         elif trajectory.status.scored:
             self._failed_in_row = 0
@@ -315,6 +334,7 @@ class Pool:
             logging.error("rollout pool: %s: %s", type(error).__name__, error)
         self._jobs.clear()
         self._lock.notify_all()
+        self._work_there.notify_all()
 
     # Environment threads
 
@@ -328,16 +348,20 @@ class Pool:
         try:
             while True:
                 with self._lock:
-                    self._lock.wait_for(lambda: self._ended() or slot.lost or self._jobs)
+                    self._work_there.wait_for(
+                        lambda: self._ended() or slot.lost or (self._jobs and self._in_flight < self._most_in_flight)
+                    )
                     if self._ended() or slot.lost:
                         return
                     slot.job = self._jobs.popleft()
+                    self._in_flight += 1
                 group, member = slot.job
                 trajectory = self._play(slot, group, member)
                 with self._lock:
                     if slot.lost:  # its member was ended by the supervisor, and another thread has its place
                         return
                     slot.job = None
+                    self._in_flight -= 1
                     self._end(group, member, trajectory)
         except EngineClosed as closed:  # its owner drains or closes it: no fault, but nothing can be played any more
             with self._lock:
@@ -347,6 +371,7 @@ class Pool:
                 self._stop.set()
                 self._jobs.clear()
                 self._lock.notify_all()
+                self._work_there.notify_all()
         except BaseException as error:  # a fault of the program: whoever waits must hear of it
             with self._lock:
                 if not slot.lost and not self._stop.is_set():
@@ -358,7 +383,7 @@ class Pool:
         """One attempt of one episode. The world is kept for the next one only when this one ended well."""
         try:
             if slot.env is None:
-                slot.env = WatchedEnv(slot, self._make_env)
+                slot.env = WatchedEnv(slot, self.make_env, self.calls)
         except EnvError as error:
             return _empty(group, member, Status.ENV_ERROR, repr(error))
         session = self._open(slot, group, member)
@@ -456,6 +481,9 @@ class Pool:
 
     def _lose(self, slot: _Slot) -> None:
         slot.lost = True
+        self._in_flight -= slot.job is not None
+        if self.calls is not None:
+            self.calls.refuse([slot])  # a call that never ends holds nobody up
         self._slots.remove(slot)
         self._lost.append(slot)
         self._counts["lost_threads"] += 1

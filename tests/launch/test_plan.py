@@ -16,12 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 AT_LEAST_1 = (
     "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk sft.micro_rows "
     "engine.lanes engine.round_tokens "
-    "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
+    "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.processes rollout.max_turn_tokens demos.n "
+    "sft.steps sft.rows "
     "rft.rounds rft.tasks rft.per_task rft.steps rm.steps rm.roll_ins curriculum.steps hints.steps "
     "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
-    "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
+    "seed rollout.retries rollout.calls_at_once "
+    "sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
     "rl.ref_every eval.every"
 ).split()
 POSITIVE = (
@@ -55,6 +57,12 @@ def check_refused(message: str, **changes) -> None:
 
 def at(name: str) -> str:
     return name.replace(".", "/")
+
+
+def test_where_the_worlds_are():
+    check_refused("rollout.worlds='actors': wanted one of threads, processes, ray", **{"rollout/worlds": "actors"})
+    check_refused("rollout.ray_address='auto' with rollout.worlds='threads'", **{"rollout/ray_address": "auto"})
+    make_plan(tree(**{"rollout/worlds": "ray", "rollout/ray_address": "auto"}))
 
 
 @pytest.mark.parametrize("name", AT_LEAST_1)

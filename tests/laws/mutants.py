@@ -94,14 +94,75 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_resume.py::test_with_all_that_would_be_given_up_audited_it_is_the_run_without",
         "launch/build.py",
-        "pool = build_pool(plan, engine, world, codec, abandonment=abandonment)",
-        "pool = build_pool(plan, engine, world, codec)",
+        "contextlib.closing(build_pool(plan, engine, place, codec, abandonment=abandonment)) as pool,",
+        "contextlib.closing(build_pool(plan, engine, place, codec)) as pool,",
     ),
     Mutant(
         "tests/laws/test_abandon.py::test_evaluation_gives_nothing_up",
         "launch/build.py",
         "if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):",
         "if not plan.eval.constrain_tools:",
+    ),
+    # -- fleets: where a world is changes nothing, what it breaks is its own, and no process is left behind
+    Mutant(
+        "tests/laws/test_fleet.py::test_episodes_through_processes_are_those_of_threads",
+        "envs/fleet/host.py",
+        "inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(instance)",
+        "inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(max(self._inboxes))",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_an_episode_whose_world_always_dies_says_how",
+        "envs/fleet/process.py",
+        "self.ended = how + self._killed",
+        'self.ended = "ended"',
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_a_crash_changes_no_result",
+        "envs/fleet/fleet.py",
+        "return self.member.ready and self.member.ended is None and self.hung < MOST_HUNG",
+        "return self.member.ready and self.hung < MOST_HUNG",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/fleet.py",
+        "while not self._fleet._begins(self._running, self._instance):",
+        "while False:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_does_not_answer_is_killed",
+        "envs/fleet/fleet.py",
+        "elif member.ready and member.silent_s() > self._deadline_s:",
+        "elif False:",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_never_more_calls_at_once_than_the_world_bears",
+        "rl/rollout/concurrency.py",
+        "self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)",
+        "self._changed.wait_for(lambda: True)",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
+        "rl/rollout/pool.py",
+        "lambda: self._ended() or slot.lost or (self._jobs and self._in_flight < self._most_in_flight)",
+        "lambda: self._ended() or slot.lost or self._jobs",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_it_never_exceeds_what_it_may",
+        "rl/rollout/concurrency.py",
+        "return InFlight(min(max(1, most), cap), shortest_s, quiet_s)",
+        "return InFlight(max(1, most), shortest_s, quiet_s)",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
+        "envs/fleet/host.py",
+        "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_no_process_outlives_its_fleet",
+        "envs/fleet/fleet.py",
+        "member.join(until_s)",
+        "pass",
     ),
     # -- the code world: a reward comes from the released tests over the sources alone; the sandbox holds
     Mutant(
@@ -2007,8 +2068,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_constrain_tools.py::test_an_untrained_policy_calls_tools_in_every_turn_or_in_none",
         "launch/build.py",
-        "with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:",
-        "with contextlib.closing(build_pool(plan, engine, world, codec)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, place, codec)) as own:",
     ),
     Mutant(
         "tests/launch/test_serve_constraints.py::test_an_answer_in_a_schema",

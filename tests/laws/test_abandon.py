@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from configs.defaults import defaults
 from launch import build
 from launch.plan import make_plan
+from launch.worlds import Placed
 from models import heads, transformer
 from rl import loop
 from rl.credit import leave_one_out, relative
@@ -170,16 +171,16 @@ def test_evaluation_gives_nothing_up(monkeypatch):
 
     def pool(*given, **options):
         made.append(options)
-        return SimpleNamespace(close=lambda: None)
+        return SimpleNamespace(close=lambda: None, make_env=None, calls=None)
 
     monkeypatch.setattr(build, "Pool", pool)
-    world, how = SimpleNamespace(make_env=None), rules()
+    place, how = Placed(None), rules()
     config = defaults()
     for k in (0, 2):
         config.rollout.abandon.repeats = k
         plan = make_plan(config)
-        training = build.build_pool(plan, None, world, None, abandonment=how)
-        with build.evaluating(plan, None, training, world, None) as own:
+        training = build.build_pool(plan, None, place, None, abandonment=how)
+        with build.evaluating(plan, None, training, None, None) as own:
             assert (own is training) == (k == 0)
     assert [options["abandonment"] for options in made] == [how, how, NEVER]
 

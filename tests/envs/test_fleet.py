@@ -1,0 +1,274 @@
+"""A fleet: worlds in other processes answer as they do here, and what they break is theirs alone."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from envs import make_world
+from envs.base import EnvError, Observation, Step
+from envs.fleet import fleet as fleets
+from envs.fleet.fleet import Fleet, FleetError, pause_s
+from envs.fleet.process import Process
+from tests.envs import breaking
+from tests.envs.breaking import TURNS, task
+
+BREAKING = "tests.envs.breaking:make_world"
+
+
+def breaking_fleet(n=1, *, deadline_s=30.0, **options):
+    return Fleet(partial(Process, BREAKING, options), n, deadline_s=deadline_s)
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    fleet = breaking_fleet(2)
+    yield fleet
+    fleet.close()
+    assert_no_children(fleet.pids())
+    assert not [t for t in threading.enumerate() if t.name.startswith("fleet-")]
+
+
+def assert_no_children(pids):
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def play(env, task, turns=TURNS):
+    return [env.reset(task), *(env.step("a" * (i + 1)) for i in range(turns))]
+
+
+def broken(env, fault, **data):
+    with pytest.raises(EnvError) as error:
+        play(env, task(1, fault=fault, **data))
+    return error.value
+
+
+def test_an_episode_there_is_the_episode_here(fleet):
+    here, there = breaking.make_world().make_env(), fleet.make_env()
+    assert there.spec == here.spec and there.pid != os.getpid()
+    for seed in range(3):
+        assert play(there, task(seed)) == play(here, task(seed))
+    there.close()
+
+
+def test_an_instance_has_one_thread_and_its_process_no_jax(fleet):
+    env = fleet.make_env()
+    facts = play(env, task(0, where=True))[-1].facts
+    assert facts["threads"] == 1 and facts["pid"] == env.pid != os.getpid()
+    loaded = {name.partition(".")[0] for name in facts["modules"]}
+    assert not loaded & {"jax", "jaxlib", "flax", "optax", "transformers", "rl", "models", "launch", "pytest"}
+    env.close()
+
+
+def test_errors_cross_with_their_text_and_place(fleet):
+    env = fleet.make_env()
+    error = broken(env, "raise")
+    assert "RuntimeError: boom at breaking.py:" in str(error) and error.__cause__ is None
+    assert str(broken(env, "env_error")) == "no answer from there"
+    assert "SystemExit: leaving" in str(broken(env, "leave"))
+    full = broken(env, "full")
+    assert "No space left" in str(full) and isinstance(full.__cause__, OSError)
+    assert "cannot be sent" in str(broken(env, "lambda")) and "function" in str(broken(env, "lambda"))
+    assert "cannot be read here (RuntimeError: nobody reads me)" in str(broken(env, "unreadable"))
+    with pytest.raises(EnvError, match="reset: cannot be sent"):
+        env.reset(task(0, inner=lambda: None))
+    # the instance is still there, in the same process
+    assert play(env, task(2)) == play(breaking.make_world().make_env(), task(2))
+    env.close()
+
+
+def test_garbage_crosses_as_it_is(fleet, capfd):
+    env = fleet.make_env()
+    env.reset(task(0, fault="garbage"))
+    assert env.step("a") == 42
+    assert isinstance(play(env, task(0, fault="print"))[-1], Step)
+    env.close()
+    out, err = capfd.readouterr()
+    assert "a world prints" not in out
+
+
+def test_snapshots_cross_between_processes(fleet):
+    one, other = fleet.make_env(), fleet.make_env()
+    assert one.pid != other.pid  # each goes where there are fewest
+    one.reset(task(5)), one.step("a"), one.step("bb")
+    other.reset(task(5))
+    other.restore(one.snapshot())
+    assert one.step("ccc") == other.step("ccc")
+    one.close(), other.close()
+
+
+@pytest.mark.parametrize(("fault", "how"), [("exit", "ended with exit code 7"), ("segfault", "ended by SIGSEGV")])
+def test_a_process_that_dies_says_how_and_its_place_is_filled(fault, how, caplog):
+    fleet = breaking_fleet(2)
+    try:
+        playing, idle, elsewhere = (fleet.make_env() for _ in range(3))
+        assert playing.pid == elsewhere.pid != idle.pid
+        waits = threading.Thread(target=lambda: fates.append(broken(elsewhere, "hang")))
+        fates: list[EnvError] = []
+        waits.start()
+        until(lambda: fleet.stats()["instances"] == 3)
+        time.sleep(0.2)
+        error = broken(playing, fault)
+        waits.join(10)
+        for one in (error, *fates):
+            assert how in str(one) and isinstance(one.__cause__, ConnectionError)
+        assert len(fates) == 1
+        assert play(idle, task(1)) == play(breaking.make_world().make_env(), task(1))
+        until(lambda: fleet.stats()["members"] == 2)
+        assert fleet.stats()["died"] == 1 and fleet.stats()["started"] == 3 and playing.pid not in fleet.pids()
+        # between two episodes an instance moves
+        before = idle.pid
+        os.kill(before, signal.SIGKILL)
+        until(lambda: before not in fleet.pids())
+        assert play(idle, task(2)) == play(breaking.make_world().make_env(), task(2)) and idle.pid != before
+    finally:
+        fleet.close()
+    assert_no_children(fleet.pids())
+
+
+def test_a_hung_call_is_given_up_and_many_cost_their_process(monkeypatch):
+    monkeypatch.setattr(fleets, "MOST_HUNG", 2)
+    fleet = breaking_fleet(1, deadline_s=1.0)
+    try:
+        first, calm = fleet.make_env(), fleet.make_env()
+        calm.reset(task(3))
+        pid = calm.pid
+        for _ in range(2):
+            error = broken(first, "hang")
+            assert "its deadline" in str(error) and isinstance(error.__cause__, TimeoutError)
+            first.close()
+            first = fleet.make_env()
+            assert (first.pid == pid) == (fleet.stats()["hung_calls"] < 2)
+        # the process is replaced when its episodes have ended
+        assert [calm.step("a" * (i + 1)).done for i in range(TURNS)] == [False, False, True]
+        until(lambda: fleet.stats()["retired"] == 1 and fleet.stats()["members"] == 1)
+        assert play(calm, task(3)) == play(breaking.make_world().make_env(), task(3)) and calm.pid != pid
+        assert fleet.stats()["died"] == 0
+    finally:
+        fleet.close()
+
+
+def test_a_process_that_does_not_answer_is_killed(caplog):
+    fleet = breaking_fleet(1, deadline_s=1.0)
+    try:
+        env = fleet.make_env()
+        pid = env.pid
+        broken(env, "hold")
+        with caplog.at_level(logging.WARNING):
+            until(lambda: fleet.pids() and pid not in fleet.pids())
+        assert "SIGKILL (it has not answered for 1.0 s)" in caplog.text
+        assert fleet.make_env().reset(task(0)) == Observation("begin 0")
+        begun = time.monotonic()
+    finally:
+        fleet.close()
+    assert time.monotonic() - begun < 10
+    assert_no_children([pid, *fleet.pids()])
+
+
+def test_close_ends_what_hangs_in_bounded_time():
+    fleet = breaking_fleet(2)
+    fates: list[EnvError] = []
+    envs = [fleet.make_env() for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda e=env, f=fault: fates.append(broken(e, f)))
+        for env, fault in zip(envs, ("hang", "hold"), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    pids, begun = fleet.pids(), time.monotonic()
+    fleet.close(timeout_s=1.0)
+    fleet.close()
+    assert time.monotonic() - begun < 8 and len(pids) == 2
+    for thread in threads:
+        thread.join(5)
+    assert len(fates) == 2 and not any(t.is_alive() for t in threads)
+    assert_no_children(pids)
+    with pytest.raises(EnvError, match="the fleet is closed"):
+        fleet.make_env()
+
+
+def test_a_world_is_made_there_with_its_options():
+    fleet = Fleet(partial(Process, "arith", {"labels": False}), 1, deadline_s=30.0)
+    try:
+        assert fleet.make_env().spec == make_world("arith", labels=False).make_env().spec
+    finally:
+        fleet.close()
+
+
+def test_a_world_that_cannot_be_made_is_said_at_once():
+    with pytest.raises(FleetError, match="ValueError: refused: there is no such world"):
+        breaking_fleet(2, refuse=True)
+    with pytest.raises(FleetError, match="of 2 have died; the last: the process [0-9]+ ended with exit code 3"):
+        breaking_fleet(2, die=True)
+    with pytest.raises(ValueError, match="got n=0"):
+        breaking_fleet(0)
+
+
+def test_the_pause_doubles_to_a_bound():
+    assert [pause_s(n) for n in (0, 1, 2, 3, 9, 10, 1000)] == [0.0, 0.1, 0.2, 0.4, 25.6, 30.0, 30.0]
+
+
+class Doomed:
+    """A member that is ready at once and ends as soon as it is looked at twice."""
+
+    made: list[float] = []
+
+    def __init__(self):
+        self.pid, self.ready, self.ended, self.why_not, self._looks = -1, True, None, None, 0
+        self.made.append(time.monotonic())
+
+    def is_gone(self):
+        self._looks += 1
+        if self._looks > 1:
+            self.ended = "ended"
+        return self._looks > 1
+
+    def silent_s(self):
+        return 0.0
+
+    def end(self):
+        pass
+
+    def join(self, until_s):
+        pass
+
+
+def test_what_ends_again_and_again_is_made_at_growing_pauses(monkeypatch):
+    monkeypatch.setattr(fleets, "TICK_S", 0.01)
+    monkeypatch.setattr(Doomed, "made", [])
+    fleet = Fleet(Doomed, 1, deadline_s=1.0)
+    until(lambda: len(Doomed.made) == 4)
+    fleet.close()
+    gaps = [b - a for a, b in zip(Doomed.made, Doomed.made[1:], strict=False)]
+    assert all(gap >= want for gap, want in zip(gaps, (0.1, 0.2, 0.4), strict=True))
+    # one that lives long enough leaves no pause behind
+    monkeypatch.setattr(fleets, "HEALTHY_S", -1.0)
+    monkeypatch.setattr(Doomed, "made", [])
+    fleet = Fleet(Doomed, 1, deadline_s=1.0)
+    until(lambda: len(Doomed.made) == 5)
+    fleet.close()
+    assert Doomed.made[-1] - Doomed.made[0] < 4 * (0.1 + 0.1)
+
+
+def test_a_world_by_its_module():
+    assert make_world(BREAKING).name == "breaking"
+    with pytest.raises(ValueError, match="no module 'nowhere'"):
+        make_world("nowhere:make_world")
+    with pytest.raises(ValueError, match="has no 'nothing'"):
+        make_world("envs.arith:nothing")
+    with pytest.raises(ValueError, match=r"options \['size'\]"):
+        make_world(BREAKING, size=3)

@@ -174,7 +174,7 @@ def test_evaluation_gives_nothing_up(monkeypatch):
         return SimpleNamespace(close=lambda: None, make_env=None, calls=None)
 
     monkeypatch.setattr(build, "Pool", pool)
-    place, how = Placed(None), rules()
+    place, how = Placed(None, None), rules()
     config = defaults()
     for k in (0, 2):
         config.rollout.abandon.repeats = k

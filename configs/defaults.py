@@ -76,7 +76,14 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.max_episode_tokens = 384
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
-    c.rollout.retries = 2  # of an ENV_ERROR member, before it is left out of its group
+    # Further tries of an ENV_ERROR member, each on a fresh world, before it is left out of its group: after failures of
+    # the infrastructure (a hang, a lost connection or process, no memory), of a group in all; after other failures.
+    c.rollout.retries = 2
+    c.rollout.group_retries = 8
+    c.rollout.data_retries = 1
+    # A task whose groups fail alike on fresh worlds is not drawn again. More of them, over the tasks met so far: an
+    # error.
+    c.rollout.max_quarantined_frac = 0.25
     c.rollout.constrain_tools = False  # True is refused: the learner knows of no constraint; see eval.constrain_tools
 
     c.demos = ml_collections.ConfigDict()

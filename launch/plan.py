@@ -48,6 +48,9 @@ class RolloutPlan:
     call_deadline_s: float
     max_world_s: float
     retries: int
+    group_retries: int
+    data_retries: int
+    max_quarantined_frac: float
     constrain_tools: bool = False
 
 

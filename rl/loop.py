@@ -27,9 +27,11 @@ from rl.hosts import ALONE, Hosts, total
 from rl.learner import Learner, TrainState, skipped_in_a_row
 from rl.metrics.episodes import episode_means, term_means
 from rl.metrics.majority import majority_means
+from rl.quarantine import Quarantine
 from rl.replay import Replay
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rewards.shaping import without_overlong
+from rl.rollout.failures import deterministic
 from rl.rollout.feeder import Feeder, Judged
 from rl.rollout.pool import Group, Pool
 from rl.rollout.staleness import StalenessGate
@@ -96,6 +98,7 @@ def train(
     save_every: int,
     ref_every: int = 0,
     minibatches: int = 1,
+    quarantine: Quarantine | None = None,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
 ) -> TrainState:
@@ -108,20 +111,22 @@ def train(
     which `terms` and `admit`, which may refuse a scored group, are called. With `filter_overlong` what a limit cut is
     compared with and not trained on (`without_overlong`). A batch is `minibatches` updates of the learner's, and so
     many steps. After every `ref_every` steps the reference that the state keeps is the policy of that moment. `pool`
-    may be stored episodes (rl/replay.py). A failed *episode* is data; whatever a thread, the fault budget or the device
-    raises ends the loop, in every process.
+    may be stored episodes (rl/replay.py). A task that `quarantine` holds is not played. A failed *episode* is data;
+    whatever a thread, the fault budget or the device raises ends the loop, in every process.
     """
     if (steps - progress.step) % minibatches:
         raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
     last, skipped = progress.step >= steps, 0
     share = groups_per_batch // hosts.count
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
+    quarantine = Quarantine() if quarantine is None else quarantine
     judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit)
     with contextlib.ExitStack() as closing:
         with hosts.telling():
             feeder = closing.enter_context(Feeder(
                 pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
                 size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
+                passes=lambda task: quarantine.holds(task.task_id),
             ))  # fmt: skip
         while not last:
             clock = _Clock()
@@ -141,11 +146,17 @@ def train(
                     dict(zip(place, rewards, strict=True)),
                     version=progress.version,
                 )
-                everything = [*groups, *refused]
+                settled = [*groups, *refused]
+                everything = [group for group in settled if group.trajectories]  # the others were passed
                 own = {
-                    "settled": [group.ticket for group in everything],
-                    "outcomes": [outcome(group.ticket, group.trajectories) for group in everything],
-                    "rolled": group_means(everything, terms),
+                    "settled": [group.ticket for group in settled],
+                    "outcomes": [outcome(group.ticket, group.trajectories) for group in settled],
+                    "played": len(everything),
+                    "failures": [each for group in everything if (each := deterministic(group.trajectories))],
+                    "rolled": {
+                        **group_means(everything, terms),
+                        "rollout/passed_frac": Mean(len(settled) - len(everything), len(settled)),
+                    },
                     "packed": packing_means(packing),
                 }
                 clock.mark("batch")
@@ -154,6 +165,8 @@ def train(
             records = hosts.exchange(own)
             progress.settle(ticket for record in records for ticket in record["settled"])
             observe([each for record in records for each in record["outcomes"]], progress.ticket)
+            failures = [each for record in records for each in record["failures"]]
+            quarantine.add(failures, sum(record["played"] for record in records))
             rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
             clock.mark("agree")
 
@@ -174,7 +187,7 @@ def train(
             # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
             with hosts.telling():
                 keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
-                record = {**rolled, **learned, **packed}
+                record = {**rolled, **learned, **packed, "rollout/quarantined": Mean(len(quarantine), 1)}
                 success = None
                 if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
                     result = evaluate()

@@ -21,8 +21,8 @@ AT_LEAST_1 = (
     "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
-    "seed rollout.retries sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
-    "rl.ref_every eval.every"
+    "seed rollout.retries rollout.group_retries rollout.data_retries sft.warmup_steps sft.eval_every sft.save_every "
+    "rm.episodes rl.warmup_steps rl.save_every rl.ref_every eval.every"
 ).split()
 POSITIVE = (
     "rollout.call_deadline_s sft.learning_rate rm.learning_rate rl.learning_rate rl.clip_norm rl.temperature "

@@ -2122,6 +2122,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "actions = sum(int(mask.sum()) for mask in trained)",
         "actions = sum(int(row.action_mask.sum()) for row in rows)",
     ),
+    # -- failed worlds: budgets by kind, every attempt counted, what always fails is not played again
+    Mutant(
+        "tests/laws/test_failures.py::test_each_kind_has_a_budget_of_its_own",
+        "rl/rollout/failures.py",
+        "own = sum(failure.kind == last.kind for failure in failures)",
+        "own = len(failures)",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_each_kind_has_a_budget_of_its_own",
+        "rl/rollout/failures.py",
+        "return last.kind == DATA and last in before",
+        "return False",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_what_proves_that_a_task_always_fails",
+        "rl/rollout/failures.py",
+        "if not all(_is_repeated(t.facts) for t in own):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_failure_is_told_by_its_type_and_known_again",
+        "envs/failures.py",
+        "and not isinstance(each, _NAMED)",
+        "",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_every_member_and_every_attempt_is_counted",
+        "rl/rollout/table.py",
+        "if group.ended[member] is not None or job.attempt != len(group.failures[member]):",
+        "if group.ended[member] is not None:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_every_member_and_every_attempt_is_counted",
+        "rl/rollout/table.py",
+        'self.counts["retries"] += 1',
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_every_member_and_every_attempt_is_counted",
+        "rl/rollout/table.py",
+        "for member in [m for m, t in group.ended.items() if t is None]:",
+        "for member in [m for m, t in group.ended.items() if t is None][:1]:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_what_a_given_up_attempt_says_late_is_discarded",
+        "rl/rollout/table.py",
+        'self.counts["late_attempts"] += 1',
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_further_attempt_has_a_fresh_world",
+        "rl/rollout/pool.py",
+        "if job.attempt:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_quarantined_task_is_not_played_again_also_after_a_resume",
+        "rl/rollout/feeder.py",
+        "if not self._passes(task):",
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_quarantined_task_is_not_played_again_also_after_a_resume",
+        "rl/quarantine.py",
+        'self._held = {saved["task_id"]: Held(**saved) for saved in state["held"]}',
+        "self._held = {}",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_processes_hold_the_same_tasks_and_pass_them_alike",
+        "rl/loop.py",
+        'failures = [each for record in records for each in record["failures"]]',
+        'failures = own["failures"]',
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_too_many_in_quarantine_are_an_error",
+        "rl/quarantine.py",
+        "met = max(min(self._met, self._tasks), _FEW)",
+        "met = max(self._met, _FEW)",
+    ),
 )
 
 

@@ -2254,7 +2254,7 @@ def main(words: list[str]) -> int:
         alive += problem is not None
         verdict = "red, as it must" if problem is None else f"SURVIVED ({problem})"
         print(
-            f"{mutant.file}: {(mutant.broken.splitlines() or [""])[0]!r} -> {mutant.test}: {verdict}"
+            f"{mutant.file}: {mutant.broken.partition(chr(10))[0]!r} -> {mutant.test}: {verdict}"
             f" [{time.monotonic() - begun:.0f} s]",
             flush=True,
         )

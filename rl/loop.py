@@ -102,8 +102,8 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
 ) -> TrainState:
-    """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
-    place.
+    """Train until `progress.step` is `steps`, or until `stop()` in any process, after a step or while a batch is waited
+    for (what has finished of it waits in the checkpoint); updates `progress` in place.
 
     `groups_per_batch` is of all processes together; `gate` counts this one's. `credit` is one of rl/credit.py.
     `outcome(ticket, trajectories)` is what a group, admitted or refused, tells the curriculum; `observe` takes what all
@@ -121,6 +121,16 @@ def train(
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
     quarantine = Quarantine() if quarantine is None else quarantine
     judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit)
+    committed = progress.step  # what it began from
+
+    def commit(feeder: Feeder, success: float | None) -> None:
+        nonlocal committed
+        with hosts.telling():
+            waiting = feeder.waiting()
+        progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]
+        save(state, progress, success)
+        committed = progress.step
+
     with contextlib.ExitStack() as closing:
         with hosts.telling():
             feeder = closing.enter_context(Feeder(
@@ -133,6 +143,10 @@ def train(
             with hosts.telling():
                 # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
                 feeder.let_in(progress.version)
+                complete = feeder.wait(stop)
+            if not all(hosts.exchange(complete)):
+                break  # nobody waits for a world: it may hang
+            with hosts.telling():
                 groups, refused = feeder.next_batch()
                 clock.mark("rollout")
 
@@ -199,10 +213,9 @@ def train(
                 log(progress.step, {**record, **clock.means(tokens), "time/trained_s": progress.trained_s})
             last = any(hosts.exchange(progress.step >= steps or stop()))
             if last or success is not None or (save_every and progress.step % save_every == 0):
-                with hosts.telling():
-                    waiting = feeder.waiting()
-                progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]
-                save(state, progress, success)
+                commit(feeder, success)
+        if progress.step > committed:  # it was asked to stop, in the middle of a batch
+            commit(feeder, None)
     return state
 
 

@@ -83,15 +83,25 @@ class Feeder:
         self._gate.on_publish(version)
         self._fill()
 
+    def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until the next batch is complete, or nothing is under way that would complete it. False: `stop()` came
+        first, and whatever finishes meanwhile waits. Errors: what ended the thread.
+        """
+        with self._changed:
+            while not stop():
+                if self._changed.wait_for(lambda: self._error or self._complete() or not self._running, POLL_S):
+                    if self._error is not None:
+                        raise self._error
+                    return True
+            return False
+
     def next_batch(self) -> tuple[list[Group], list[Group]]:
         """The next `batch` admitted groups, and those refused among them, both in ticket order; waits for the slowest.
 
         Errors: what ended the thread; RuntimeError where nothing is under way that would complete it.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._complete() or not self._running)
-            if self._error is not None:
-                raise self._error
+            self.wait()
             if not self._complete():
                 raise RuntimeError(
                     f"got no group under way and {len(self._ready)} ready, want {self._batch} admitted ones for a "

@@ -20,9 +20,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -140,7 +139,6 @@ def killed(
     kills: int,
     max_staleness: int,
     steps: int = STEPS,
-    env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """`kills` times SIGKILL at random moments of runs of `steps` steps, each run resumed until it has ended, beside an
     uninterrupted one. Errors (RuntimeError): a launch that ends by anything but its last step or the signal.
@@ -150,11 +148,10 @@ def killed(
     with config.unlocked():
         config.world.options.options.sizes.train = 12  # several epochs: a broken task comes again
         config.seed, config.rl.max_staleness, config.rl.steps = seed, max_staleness, steps
-    (folder / "tiny.json").write_text(json.dumps(config.to_dict()))
-    (folder / "tiny.py").write_text(_CONFIG)
+    write_config(folder, config)
     plan, rng = make_plan(config), random.Random(seed)
     began = time.monotonic()
-    _launch(folder, folder / "whole", env).wait_for_end()
+    launch(folder, folder / "whole").wait_for_end()
     start_s = time.monotonic() - began  # most of it is the start
     step_s = _step_s(folder / "whole")
     done = {"kills": 0, "launches": 0, "runs": 0, "steps_lost_most": 0}
@@ -163,13 +160,13 @@ def killed(
         workdir = folder / f"run{done['runs']}"
         done["runs"] += 1
         while True:
-            launched = _launch(folder, workdir, env)
+            launched = launch(folder, workdir)
             done["launches"] += 1
             if done["kills"] >= kills or not launched.kill(rng, start_s, step_s):
                 launched.wait_for_end()
                 break
             done["kills"] += 1
-            lost = _recorded(workdir) - max(checkpoint.steps(workdir / "ckpt"), default=0)
+            lost = recorded(workdir) - max(checkpoint.steps(workdir / "ckpt"), default=0)
             done["steps_lost_most"] = max(done["steps_lost_most"], lost)
         same.append((trained(workdir) == trained(folder / "whole"), _equal_states(plan, workdir, folder / "whole")))
     return {
@@ -182,17 +179,23 @@ def killed(
     }
 
 
+def write_config(folder: Path, config: ml_collections.ConfigDict) -> None:
+    """The file that `launch` names."""
+    (folder / "tiny.json").write_text(json.dumps(config.to_dict()))
+    (folder / "tiny.py").write_text(_CONFIG)
+
+
 def trained(workdir: Path) -> Counter[tuple[int, int]]:
     """(ticket, member) of every episode that was scored, over all steps; what was refused never was."""
     return Counter((t.ticket, t.member) for t in read_episodes(workdir) if t.status.scored)
 
 
-class _Launch:
+class Launch:
     """One process of launch.train, with a group of its own."""
 
     def __init__(self, process: subprocess.Popen, workdir: Path, errors: Path):
         self.process, self._workdir, self._errors = process, workdir, errors
-        self._steps = _recorded(workdir)
+        self._steps = recorded(workdir)
 
     def kill(self, rng: random.Random, start_s: float, step_s: float) -> bool:
         """SIGKILL at a random moment: a quarter while it starts, else within the steps after it. False: it had ended
@@ -200,10 +203,10 @@ class _Launch:
         """
         if rng.random() < 0.25:
             until = time.monotonic() + rng.uniform(0, start_s)
-            self._wait(lambda: time.monotonic() > until)
+            self.wait(lambda: time.monotonic() > until)
         else:
             steps, more_s = self._steps + rng.randint(1, 3), rng.uniform(0, 1.5 * step_s)
-            if self._wait(lambda: _recorded(self._workdir) >= steps):
+            if self.wait(lambda: recorded(self._workdir) >= steps):
                 time.sleep(more_s)
         if self.process.poll() is not None:
             return False
@@ -215,7 +218,7 @@ class _Launch:
             said = self._errors.read_text()[-2000:]
             raise RuntimeError(f"{self._workdir}: launch.train ended with {self.process.returncode}: {said}")
 
-    def _wait(self, what: Callable[[], bool]) -> bool:
+    def wait(self, what: Callable[[], bool]) -> bool:
         """Until `what()`; False: the process ended first."""
         until = time.monotonic() + _START_S
         while not what():
@@ -228,15 +231,14 @@ class _Launch:
         return True
 
 
-def _launch(folder: Path, workdir: Path, env: Mapping[str, str]) -> _Launch:
-    """Started in `folder`, where the compilation cache is that all launches share."""
+def launch(folder: Path, workdir: Path) -> Launch:
+    """The config of `folder`, started there: in it is the compilation cache that all launches share."""
     errors = folder / "errors.txt"
     command = [sys.executable, "-m", "launch.train", f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
-    process = subprocess.Popen(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **env}, stdout=subprocess.DEVNULL,
-        stderr=errors.open("w"),
-    )  # fmt: skip
-    return _Launch(process, workdir, errors)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    with errors.open("w") as file:
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=file)
+    return Launch(process, workdir, errors)
 
 
 def _records(workdir: Path) -> list[dict[str, Any]]:
@@ -246,7 +248,8 @@ def _records(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def _recorded(workdir: Path) -> int:
+def recorded(workdir: Path) -> int:
+    """The last step of metrics.jsonl."""
     return max((record["step"] for record in _records(workdir)), default=0)
 
 

@@ -15,6 +15,7 @@ WORLDS: dict[str, str] = {
     "arith": "envs.arith:make_world",
     "credit": "envs.credit:make_world",
     "code": "envs.code.world:make_world",
+    "chaos": "envs.chaos:make_world",
 }
 SPLITS = ("train", "validation", "test")
 

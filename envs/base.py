@@ -65,6 +65,10 @@ class EnvError(Exception):
     """The world failed, not the policy: the episode ends as ENV_ERROR and is never scored."""
 
 
+class EnvLost(EnvError):
+    """The world, or the way to it, was lost (a hang, a dead process, no connection): another try may well succeed."""
+
+
 class Env(Protocol):
     """One instance, one thread. A reward is not the world's to give: it reports facts."""
 

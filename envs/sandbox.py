@@ -33,7 +33,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.base import EnvError
+from envs.base import EnvLost
 
 FIRST_UID = 61_000  # each sandbox of a process has a user of its own from here on, where this process is root
 _MOST_UIDS = 500
@@ -46,7 +46,7 @@ _ENV: Mapping[str, str] = {
 _uids = itertools.count()
 
 
-class SandboxError(EnvError):
+class SandboxError(EnvLost):
     """The sandbox failed, not the code in it: never scored."""
 
 

@@ -1,6 +1,6 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|decode|step|async|fleet|search|credit
+Run: python -m launch.bench model|train|engine|decode|step|async|fleet|search|credit|chaos
      [--config=configs/quickstart.py] [--seconds=10] [--timeline=FOLDER]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
@@ -19,6 +19,8 @@ Run: python -m launch.bench model|train|engine|decode|step|async|fleet|search|cr
     search   queries per second of one thread on the local index
     credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
              credit in a world where that is known (launch/bench_credit.py)
+    chaos    no speed: a fifth of 200 episodes faulted, and real processes killed 20 times at random moments, twice;
+             what is left, lost and equal to the run that nobody disturbed (launch/bench_chaos.py; many minutes)
 
 Compilation and index building are not in the figure; they are `setup_s`.
 """
@@ -273,6 +275,13 @@ def bench_credit(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
     yield from bench_credit.lines(plan.seed)
 
 
+def bench_chaos(plan: Plan, seconds: float) -> dict[str, Any]:
+    """See launch/bench_chaos.py."""
+    from launch import bench_chaos
+
+    return bench_chaos.workload(plan.seed)
+
+
 WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str, Any]]]] = {
     "model": bench_model,
     "train": bench_train,
@@ -283,6 +292,7 @@ WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str,
     "fleet": bench_fleet,
     "search": bench_search,
     "credit": bench_credit,
+    "chaos": bench_chaos,
 }
 
 

@@ -37,6 +37,7 @@ from rl.rollout.abandon import NEVER, Abandonment
 from rl.rollout.batcher import pack
 from rl.rollout.concurrency import adapting
 from rl.rollout.engine import Engine
+from rl.rollout.failures import Budget
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
@@ -450,7 +451,7 @@ def build_pool(
         seed=plan.seed,
         sampling=Sampling(temperature=plan.rl.temperature),
         call_deadline_s=r.call_deadline_s,
-        retries=r.retries,
+        budget=Budget(infrastructure=r.retries, data=r.data_retries, group=r.group_retries),
         max_seconds=r.max_world_s or None,
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,

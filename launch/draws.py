@@ -1,6 +1,9 @@
-"""From a plan to what a ticket plays: the curriculum, its sampler, and hints."""
+"""From a plan to what a ticket plays: the curriculum, its sampler, and hints; and to what no ticket plays any more."""
 
+import dataclasses
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from launch.plan import Plan
 from rl import task_samplers
 from rl.curriculum import Curriculum, Hints, TaskStream
 from rl.hosts import Hosts
+from rl.quarantine import Held, Quarantine
 
 
 def build_curriculum(plan: Plan, tasks: Sequence[Task]) -> Curriculum:
@@ -69,3 +73,22 @@ def saved(curriculum: Curriculum, next_ticket: int, hosts: Hosts) -> dict[str, A
     state = curriculum.state_dict(next_ticket)
     own = [[ticket, index] for ticket, index in state["drawn"] if ticket % hosts.count == hosts.index]
     return state | {"drawn": sorted(drawn for each in hosts.exchange(own) for drawn in each)}
+
+
+def build_quarantine(plan: Plan, n_tasks: int, workdir: Path, hosts: Hosts) -> Quarantine:
+    """Empty; what it holds is kept in workdir/quarantine.jsonl, a line a task, and said once on the console, by process
+    0 for all. A file that is there was written by an earlier launch: what still holds of it is in the checkpoint.
+    """
+    file = workdir / "quarantine.jsonl"
+
+    def report(new: Sequence[Held], held: Sequence[Held]) -> None:
+        temporary = file.with_name(f"{file.name}.tmp")
+        temporary.write_text("".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in held))
+        temporary.replace(file)
+        for each in new:
+            print(f"quarantined: task {each.task_id} is not drawn any more: {each.error}", flush=True)
+
+    if hosts.index:
+        return Quarantine(n_tasks, max_frac=plan.rollout.max_quarantined_frac)
+    file.unlink(missing_ok=True)
+    return Quarantine(n_tasks, max_frac=plan.rollout.max_quarantined_frac, report=report)

@@ -62,6 +62,9 @@ class RolloutPlan:
     call_deadline_s: float
     max_world_s: float
     retries: int
+    group_retries: int
+    data_retries: int
+    max_quarantined_frac: float
     abandon: AbandonPlan = AbandonPlan()
     abandoned: str = "failure"
     worlds: str = "threads"

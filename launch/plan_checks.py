@@ -87,6 +87,8 @@ def _check_sizes(plan: "Plan") -> None:
         "seed": plan.seed,
         "rollout.retries": r.retries,
         "rollout.calls_at_once": r.calls_at_once,
+        "rollout.group_retries": r.group_retries,
+        "rollout.data_retries": r.data_retries,
         "sft.warmup_steps": sft.warmup_steps,
         "sft.eval_every": sft.eval_every,
         "sft.save_every": sft.save_every,
@@ -127,6 +129,8 @@ def _check_rates(plan: "Plan") -> None:
         **{f"alarms.{name}": value for name, value in dataclasses.asdict(plan.alarms).items()},
     }.items():
         refuse(value < 0, f"{name}: got {value}, wanted at least 0")
+    share = plan.rollout.max_quarantined_frac
+    refuse(not 0 <= share <= 1, f"rollout.max_quarantined_frac: got {share}, wanted 0 to 1, a share of the tasks")
     refuse(not 0 < rl.b2 < 1, f"rl.b2: got {rl.b2}, wanted more than 0 and less than 1")
     refuse(
         not (rl.clip_low == OWN or 0 <= rl.clip_low <= 1) or not (rl.clip_high == OWN or rl.clip_high >= 0),

@@ -48,7 +48,7 @@ class Parts:
     model: ModelConfig
     learner: Learner
     curriculum: Curriculum
-    options: Mapping[str, Any]  # `loop_options`
+    options: Mapping[str, Any]  # `loop_options`, and the quarantine
     abandonment: Abandonment
     critic: Critic | None  # that `abandonment` asks
     validation: Sequence[Task]
@@ -83,13 +83,21 @@ def build_parts(
     """The parts of the run in `workdir`, from its newest checkpoint or from its start; it trains on the tasks that
     `choose` takes from its world. Errors (ConfigError): data or checkpoints that are not there, or not whole.
     """
+
+    def on_host(host: Mapping[str, Any]) -> None:
+        curriculum.load_state_dict(host["tasks"])
+        if "quarantine" in host:  # absent: saved before there was one
+            quarantine.load_state_dict(host["quarantine"])
+
     with validating(), hosts.telling():
         world = build.build_world(plan)
         codec = hosts.first(partial(runs.start_codec, plan, world, workdir, init))
         model = policy.build_model(plan, codec.vocab_size, workdir / "tokenizer")
-        curriculum = draws.build_curriculum(plan, choose(world))
+        tasks = choose(world)
+        curriculum = draws.build_curriculum(plan, tasks)
         terms = reward_models.build_terms(plan, codec, workdir / "tokenizer")
-        options = loop_options(plan, codec, world, curriculum, terms, hosts)
+        quarantine = draws.build_quarantine(plan, len(tasks), workdir, hosts)
+        options = {**loop_options(plan, codec, world, curriculum, terms, hosts), "quarantine": quarantine}
         validation = choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
         build.use_compilation_cache()
         learner = build.build_rl_learner(plan, model)
@@ -99,7 +107,7 @@ def build_parts(
             workdir,
             init,
             learner,
-            on_host=lambda host: curriculum.load_state_dict(host["tasks"]),
+            on_host=on_host,
             hosts=hosts,
         )
         critic = reward_models.build_critic(plan, model, state.params, codec.pad_id)
@@ -162,13 +170,18 @@ def opened(
                 where.append(trajectory)
             where.end_step(step)
 
-        seen = engine.stats()
+        seen, counted = engine.stats(), pool.stats()
 
         def log(step: int, metrics: Mapping[str, Any]) -> None:
-            nonlocal seen
-            before, seen = seen, engine.stats()
-            record(step, {**metrics, **engine_metrics(before, seen)})
+            nonlocal seen, counted
+            (before, seen), (counts, counted) = (seen, engine.stats()), (counted, pool.stats())
+            lost = {f"rollout/{name}": counted[name] - counts[name] for name in ("late_attempts", "lost_threads")}
+            record(step, {**metrics, **engine_metrics(before, seen), **lost})
             mark_step(step)
+
+        def host(progress: Progress) -> dict[str, Any]:
+            tasks = draws.saved(parts.curriculum, progress.ticket, hosts)
+            return {"tasks": tasks, "quarantine": parts.options["quarantine"].state_dict()}
 
         yield Live(
             engine=engine,
@@ -177,7 +190,7 @@ def opened(
             log=log,
             keep_episodes=partial(keep, episodes),
             keep_evaluated=partial(keep, eval_episodes),
-            save=runs.saver(checkpoints, lambda p: {"tasks": draws.saved(parts.curriculum, p.ticket, hosts)}),
+            save=runs.saver(checkpoints, host),
             stop=stop,
             span=unrecorded if kept is None else kept.track("learner"),
         )

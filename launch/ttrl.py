@@ -118,6 +118,7 @@ def adapt_to(parts: "Parts", live: "Live", query: "Task", i: int) -> dict[str, A
     """
     from launch import draws, reinforce
     from rl.loop import Progress
+    from rl.quarantine import Quarantine
     from rl.rollout.feeder import MOST_REFUSED
 
     plan, end, played = parts.plan, (i + 1) * parts.plan.rl.steps, []
@@ -131,6 +132,7 @@ def adapt_to(parts: "Parts", live: "Live", query: "Task", i: int) -> dict[str, A
 
     curriculum = draws.build_curriculum(plan, [query])
     tasks = {"draw": curriculum.draw, "outcome": curriculum.outcome, "observe": curriculum.observe}
+    tasks["quarantine"] = Quarantine(1)
     first = i * plan.rl.steps
     progress = Progress(step=first, version=_version(plan, i), ticket=first * MOST_REFUSED)
     reinforce.train(

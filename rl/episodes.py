@@ -57,7 +57,10 @@ class EpisodeLog:
             self._writer.write(data)
 
     def end_step(self, step: int) -> None:
-        """Closes the file of `step`: from now on its episodes can be read. A step without episodes leaves no file."""
+        """Closes the file of `step`: from now on its episodes can be read. A step without episodes leaves no file.
+
+        Errors (OSError): they could not be written, and are gone.
+        """
         with self._lock:
             self._finish(step)
 
@@ -77,8 +80,11 @@ class EpisodeLog:
     def _finish(self, step: int) -> None:
         if self._writer is None:
             return
-        self._writer.close()
-        self._writer = None
+        writer, self._writer = self._writer, None
+        try:
+            writer.close()
+        except Exception as err:  # the C++ side raises several types
+            raise OSError(f"{self._open_file}: step {step} was not written ({err}); is the disk full?") from err
         os.replace(self._open_file, self._folder / f"{step:08d}{self._part}{_SUFFIX}")
 
 

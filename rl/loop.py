@@ -28,9 +28,11 @@ from rl.learner import Learner, TrainState, skipped_in_a_row
 from rl.metrics.abandonment import abandonment_means
 from rl.metrics.episodes import episode_means, term_means
 from rl.metrics.majority import majority_means
+from rl.quarantine import Quarantine
 from rl.replay import Replay
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rewards.shaping import without_overlong
+from rl.rollout.failures import deterministic
 from rl.rollout.feeder import Feeder, Judged
 from rl.rollout.pool import MIN_SCORED, Group, Pool
 from rl.rollout.staleness import StalenessGate
@@ -99,12 +101,13 @@ def train(
     save_every: int,
     ref_every: int = 0,
     minibatches: int = 1,
+    quarantine: Quarantine | None = None,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
     span: Recorder = unrecorded,
 ) -> TrainState:
-    """Train until `progress.step` is `steps`, or until `stop()` in any process after a step; updates `progress` in
-    place.
+    """Train until `progress.step` is `steps`, or until `stop()` in any process, after a step or while a batch is waited
+    for (what has finished of it waits in the checkpoint); updates `progress` in place.
 
     `groups_per_batch` is of all processes together; `gate` counts this one's. `credit` is one of rl/credit.py.
     `outcome(ticket, trajectories)` is what a group, admitted or refused, tells the curriculum; `observe` takes what all
@@ -112,27 +115,44 @@ def train(
     which `terms` and `admit`, which may refuse a scored group, are called. With `filter_overlong` what a limit cut is
     compared with and not trained on (`without_overlong`); what ended as one of `excluded` is neither (`judge`). A batch
     is `minibatches` updates of the learner's, and so many steps. After every `ref_every` steps the reference that the
-    state keeps is the policy of that moment. `pool` may be stored episodes (rl/replay.py). A failed *episode* is data;
-    whatever a thread, the fault budget or the device raises ends the loop, in every process. `span` records the phases
-    of a step (rl/timeline.py): rollout (a batch is waited for), batch, agree, learn, publish, eval, keep.
+    state keeps is the policy of that moment. `pool` may be stored episodes (rl/replay.py). A task that `quarantine`
+    holds is not played. A failed *episode* is data; whatever a thread, the fault budget or the device raises ends the
+    loop, in every process. `span` records the phases of a step (rl/timeline.py): rollout (a batch is waited for),
+    batch, agree, learn, publish, eval, keep.
     """
     if (steps - progress.step) % minibatches:
         raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
     last, skipped = progress.step >= steps, 0
     share = groups_per_batch // hosts.count
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
+    quarantine = Quarantine() if quarantine is None else quarantine
     judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit, excluded=excluded)
+    committed = progress.step  # what it began from
+
+    def commit(feeder: Feeder, success: float | None) -> None:
+        nonlocal committed
+        with hosts.telling():
+            waiting = feeder.waiting()
+        progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]
+        save(state, progress, success)
+        committed = progress.step
+
     with contextlib.ExitStack() as closing:
         with hosts.telling():
             feeder = closing.enter_context(Feeder(
                 pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
                 size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
+                passes=lambda task: quarantine.holds(task.task_id),
             ))  # fmt: skip
         while not last:
             clock = _Clock(span)
             with hosts.telling():
                 # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
                 feeder.let_in(progress.version)
+                complete = feeder.wait(stop)
+            if not all(hosts.exchange(complete)):
+                break  # nobody waits for a world: it may hang
+            with hosts.telling():
                 groups, refused = feeder.next_batch()
                 clock.mark("rollout")
 
@@ -146,11 +166,17 @@ def train(
                     dict(zip(place, rewards, strict=True)),
                     version=progress.version,
                 )
-                everything = [*groups, *refused]
+                settled = [*groups, *refused]
+                everything = [group for group in settled if group.trajectories]  # the others were passed
                 own = {
-                    "settled": [group.ticket for group in everything],
-                    "outcomes": [outcome(group.ticket, group.trajectories) for group in everything],
-                    "rolled": group_means(everything, terms),
+                    "settled": [group.ticket for group in settled],
+                    "outcomes": [outcome(group.ticket, group.trajectories) for group in settled],
+                    "played": len(everything),
+                    "failures": [each for group in everything if (each := deterministic(group.trajectories))],
+                    "rolled": {
+                        **group_means(everything, terms),
+                        "rollout/passed_frac": Mean(len(settled) - len(everything), len(settled)),
+                    },
                     "packed": packing_means(packing),
                 }
                 clock.mark("batch")
@@ -159,6 +185,8 @@ def train(
             records = hosts.exchange(own)
             progress.settle(ticket for record in records for ticket in record["settled"])
             observe([each for record in records for each in record["outcomes"]], progress.ticket)
+            failures = [each for record in records for each in record["failures"]]
+            quarantine.add(failures, sum(record["played"] for record in records))
             rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
             clock.mark("agree")
 
@@ -179,7 +207,7 @@ def train(
             # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
             with hosts.telling():
                 keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
-                record = {**rolled, **learned, **packed}
+                record = {**rolled, **learned, **packed, "rollout/quarantined": Mean(len(quarantine), 1)}
                 success = None
                 if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
                     result = evaluate()
@@ -191,11 +219,10 @@ def train(
                 log(progress.step, {**record, **clock.means(tokens), "time/trained_s": progress.trained_s})
             last = any(hosts.exchange(progress.step >= steps or stop()))
             if last or success is not None or (save_every and progress.step % save_every == 0):
-                with hosts.telling():
-                    waiting = feeder.waiting()
-                progress.waiting = [saved for everybody in hosts.exchange(waiting) for saved in everybody]
-                save(state, progress, success)
+                commit(feeder, success)
             clock.mark("keep")
+        if progress.step > committed:  # it was asked to stop, in the middle of a batch
+            commit(feeder, None)
     return state
 
 

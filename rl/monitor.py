@@ -1,5 +1,6 @@
 """Where metrics go: `metrics.jsonl`, TensorBoard and one line on the console. Injected; nothing else in rl/ records."""
 
+import contextlib
 import json
 import math
 import os
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from rl.metrics.alarms import NAMES, WATCHED, Limits, ringing
 from rl.types import Mean, Metric
@@ -69,12 +72,16 @@ class Monitor:
             _drop_from(path, first_step)
         self._limits, self._history = limits, _history(path) if limits else []
         self._file = path.open("a")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step) if tensorboard else None
+        self._events = _Events(folder / "tensorboard", first_step) if tensorboard else None
+        self._folder, self._broken = folder, False
         self._console, self._console_every, self._stream = console, console_every, stream or sys.stdout
         self._started_s = time.monotonic()
 
     def write(self, step: int, metrics: Mapping[str, Metric | float]) -> None:
-        """Record {"step", "time_s", name: value, "count": {name: count}}; what is not finite is null."""
+        """Record {"step", "time_s", name: value, "count": {name: count}}; what is not finite is null.
+
+        Errors (OSError): it cannot be written; a run that goes on later drops what is there of it.
+        """
         values = {name: _number(getattr(metric, "value", metric)) for name, metric in metrics.items()}
         counts = {name: _number(metric.count) for name, metric in metrics.items() if isinstance(metric, Mean)}
         rung = []
@@ -83,12 +90,14 @@ class Monitor:
             rung = ringing(self._history, self._limits)
             values |= {f"alarm/{name}": float(any(alarm.name == name for alarm in rung)) for name in NAMES}
         record = {"step": int(step), "time_s": round(time.monotonic() - self._started_s, 3), **values, "count": counts}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        if self._events is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._events.add_scalar(name, value, step)
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+            if self._events is not None:
+                self._events.write(step, {name: value for name, value in values.items() if value is not None})
+        except OSError as err:
+            self._broken = True
+            raise OSError(f"{self._folder}: step {step} was not recorded ({err}); is the disk full?") from err
         if step % self._console_every == 0 or step == 1:
             self._stream.write(_line(step, values, self._console) + "\n")
         for alarm in rung:
@@ -96,11 +105,35 @@ class Monitor:
         self._stream.flush()
 
     def close(self) -> None:
-        """Flush and close every sink; a second call does nothing."""
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        """Flush and close every sink; a second call does nothing. What could not be written was said before."""
+        with contextlib.suppress(*[OSError] * self._broken), contextlib.ExitStack() as closing:
+            closing.callback(self._file.close)
+            if self._events is not None:
+                events, self._events = self._events, None
+                closing.callback(events.close)
+
+
+class _Events:
+    """Scalars for TensorBoard, written by who calls. The library's SummaryWriter has a thread for it, which ends at the
+    first error of the disk; whoever records then waits for it, for ever.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        if purge_step is not None:  # what was shown from there on is void
+            self._write(purge_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._write(step, summary=scalar(name, value))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, step: int, **what: Any) -> None:
+        self._writer.write_event(Event(wall_time=time.time(), step=int(step), **what))
 
 
 def _number(value: Any) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envs.base import Task
 from rl.episodes import read_episodes
-from rl.rollout.pool import MIN_SCORED, Group
+from rl.rollout.table import MIN_SCORED, Group
 from rl.types import Status, Trajectory
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from envs.base import Env, EnvError, EnvSpec, Observation, Step, Task
+from envs.base import Env, EnvError, EnvLost, EnvSpec, Observation, Step, Task
 from envs.fleet.host import CALL, CLOSE, OPEN, opened, request
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 30.0
@@ -148,7 +148,7 @@ class Fleet:
             self._changed.wait_for(lambda: self._closed or self._failure or self._free(), self._deadline_s)
             running = None if self._closed or self._failure else self._free()
             if running is None:
-                raise EnvError(f"no member of the fleet is ready: {self._why()}") from self._failure
+                raise EnvLost(f"no member of the fleet is ready: {self._why()}") from self._failure
             running.instances.add(instance)
         try:
             spec, has_snapshot = self._call(running, instance, OPEN, b"", max(0.01, until_s - time.monotonic()))

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from envs import make_world
-from envs.base import Env, EnvError, World
+from envs.base import Env, EnvError, EnvLost, World
 from envs.interpreter import switch_interval_s
 
 HEAD = struct.Struct("<QIB")  # number of the call, of the instance, verb
@@ -49,7 +49,7 @@ def answer(function: Callable, *args: Any) -> bytes:
     try:
         value = function(*args)
     except EnvError as error:
-        return _failed(str(error))
+        return _failed(str(error), lost=isinstance(error, EnvLost))
     except BaseException as error:  # SystemExit, or a panic of foreign code, is the world's too
         return _raised(error)
     try:
@@ -68,13 +68,14 @@ def opened(body: bytes) -> Any:
     if kind == _GIVEN:
         return rest[0]
     if kind == _FAILED:
-        raise EnvError(rest[0])
+        text, lost = rest
+        raise (EnvLost if lost else EnvError)(text)
     text, cause = rest
     raise EnvError(text) from cause
 
 
-def _failed(text: str) -> bytes:
-    return pickle.dumps((_FAILED, text), pickle.HIGHEST_PROTOCOL)
+def _failed(text: str, *, lost: bool = False) -> bytes:
+    return pickle.dumps((_FAILED, text, lost), pickle.HIGHEST_PROTOCOL)
 
 
 def _raised(error: BaseException) -> bytes:

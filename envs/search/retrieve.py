@@ -1,6 +1,6 @@
 """Retrievers: anything that turns a query into passages.
 
-A retriever that fails raises `EnvError` (the world is broken: the episode is not scored). A tool that fails *inside the
+A retriever that fails raises `EnvLost` (the world is broken: the episode is not scored). A tool that fails *inside the
 story* raises `ToolError`, which the world turns into text that the policy reads.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from envs.base import EnvError
+from envs.base import EnvLost
 from envs.search.corpus import Passage
 from envs.search.index import SearchIndex
 from envs.search.splits import SPLITS
@@ -51,7 +51,7 @@ class HttpRetriever:
     """Client of Search-R1's retrieval server (2503.09516, search_r1/search/retrieval_server.py).
 
     POST `url` with {"queries": [q], "topk": k, "return_scores": true} answers {"result": [[{"document": {"contents":
-    "\\"Title\\"\\ntext"}, "score": s}, ...]]}. A server that is down, slow or answers anything else raises EnvError
+    "\\"Title\\"\\ntext"}, "score": s}, ...]]}. A server that is down, slow or answers anything else raises EnvLost
     after `retries` more tries, `pause_s`, 2·`pause_s`, ... apart, and at the latest when `budget_s` is spent.
 
     Args:
@@ -84,7 +84,7 @@ class HttpRetriever:
                     err.close()
             if tries <= self._retries:
                 time.sleep(max(0.0, min(self._pause_s * 2 ** (tries - 1), end - time.monotonic())))
-        raise EnvError(
+        raise EnvLost(
             f"retriever {self._url}: no usable answer in {tries} tries (last: {wrong}); "
             'is the server up, and does it speak {"result": [[{"document": {"contents": ...}}]]}?'
         )

@@ -10,6 +10,7 @@
 | `episode/success_after_fork` | episodes with such a call | success |
 | `calls/{tool}_frac` | calls of scored episodes | which tools are called, where the world says `calls` |
 | `episode/env_error_frac` | all episodes | the world's fault, not the policy's |
+| `episode/infrastructure_frac`, `episode/data_frac` | all episodes | the two kinds of it (envs/failures.py) |
 | `status/{status}` | all episodes | how episodes end |
 | `{name}_by_status/{status}` | episodes that ended so | reward, turns, tokens, searches, unsupported by how they end |
 | `family/{family}/{name}` | as above | success and these, apart by kind of task (of search: by hops) |
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from envs.failures import DATA, INFRASTRUCTURE
 from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.types import Mean, Status, Trajectory
@@ -63,6 +65,9 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
         calls.update(trajectory.facts.get("calls", {}) if trajectory.status.scored else {})
     out |= {f"calls/{tool}_frac": Mean(n, calls.total()) for tool, n in sorted(calls.items())}
     add("episode/env_error_frac", (t.status is Status.ENV_ERROR for t in episodes))
+    for kind in (INFRASTRUCTURE, DATA):
+        failed = (t.status is Status.ENV_ERROR and t.facts.get("failure") == kind for t in episodes)
+        add(f"episode/{kind}_frac", failed)
     for status in Status:
         add(f"status/{status.value}", (t.status is status for t in episodes))
         if status.scored and any(t.status is status for t in episodes):

@@ -34,8 +34,9 @@ class Feeder:
 
     `tickets` are those of this process that are not settled, in order, without end; `draw(ticket)` is the task of one,
     `judge(group)` scores and decides. At most `batches` batches of `batch` groups of `size` episodes are let in: what
-    no batch would hold is not played. `waiting` is what `waiting()` said when the run was saved: these groups are not
-    played again. Errors of the thread (the pool's, a judge's, refusals without end) are raised by `next_batch`.
+    no batch would hold is not played, nor is a task that `passes`: its draw goes to the next ticket. `waiting` is what
+    `waiting()` said when the run was saved: these groups are not played again. Errors of the thread (the pool's, a
+    judge's, refusals without end) are raised by `next_batch`.
     Use it as a context: at its end the thread is joined, and groups under way are left to the pool.
     """
 
@@ -51,8 +52,9 @@ class Feeder:
         batch: int,
         batches: int,
         waiting: Sequence[Mapping[str, Any]] = (),
+        passes: Callable[[Task], bool] = lambda task: False,
     ):
-        self._pool, self._gate, self._draw, self._judge = pool, gate, draw, judge
+        self._pool, self._gate, self._draw, self._judge, self._passes = pool, gate, draw, judge, passes
         self._size, self._batch = size, batch
         self._changed = threading.Condition(threading.RLock())  # guards all below
         self._wanted = batches * batch  # groups that may still be let in, or that run now and may be refused
@@ -81,15 +83,25 @@ class Feeder:
         self._gate.on_publish(version)
         self._fill()
 
+    def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until the next batch is complete, or nothing is under way that would complete it. False: `stop()` came
+        first, and whatever finishes meanwhile waits. Errors: what ended the thread.
+        """
+        with self._changed:
+            while not stop():
+                if self._changed.wait_for(lambda: self._error or self._complete() or not self._running, POLL_S):
+                    if self._error is not None:
+                        raise self._error
+                    return True
+            return False
+
     def next_batch(self) -> tuple[list[Group], list[Group]]:
         """The next `batch` admitted groups, and those refused among them, both in ticket order; waits for the slowest.
 
         Errors: what ended the thread; RuntimeError where nothing is under way that would complete it.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._complete() or not self._running)
-            if self._error is not None:
-                raise self._error
+            self.wait()
             if not self._complete():
                 raise RuntimeError(
                     f"got no group under way and {len(self._ready)} ready, want {self._batch} admitted ones for a "
@@ -133,11 +145,23 @@ class Feeder:
         """Submit the next tickets, as many as the gate lets in; from any thread."""
         with self._changed:
             while self._wanted > 0 and self._gate.acquire(timeout_s=0):
-                ticket = next(self._undrawn)
-                self._pool.submit_group(ticket, self._draw(ticket), self._size)
+                ticket, task = self._next()
+                self._pool.submit_group(ticket, task, self._size)
                 self._wanted -= 1
                 self._running += 1
             self._changed.notify_all()
+
+    def _next(self) -> tuple[int, Task]:
+        """The next ticket that is played. Those before it that are not are finished, without an episode.
+
+        It ends: some task is not passed (rl/quarantine.py), and every task is drawn again and again.
+        """
+        for ticket in self._undrawn:
+            task = self._draw(ticket)
+            if not self._passes(task):
+                return ticket, task
+            self._finished[ticket] = Judged(Group(ticket, task, (), dropped=True, retries=0), admitted=False)
+        raise AssertionError("tickets have an end")
 
     def _complete(self) -> bool:
         while self._head in self._finished:

@@ -1,9 +1,8 @@
 """Environment threads around one engine: groups in, finished groups out.
 
-A job is one episode: (ticket, task, member). Each thread `env-i` owns one world. A group leaves the table whichever way
-its members end: scored, left out as ENV_ERROR after the retry budget, or CANCELLED by `close`. A world that raises,
-answers garbage or hangs past its deadline is data; anything else that raises is a fault of the program and reaches
-whoever waits for groups.
+Each thread `env-i` owns one world and takes jobs from the table (rl/rollout/table.py), which says what is tried again.
+A world that raises, answers garbage or hangs past its deadline is data; anything else that raises is a fault of the
+program and reaches whoever waits for groups.
 """
 
 import dataclasses
@@ -14,17 +13,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envs.base import Env, EnvError, Task
+from envs.base import Env, EnvError, EnvLost, Task
 from models.sampling import Sampling
 from rl.rollout.concurrency import CallLimit
 from rl.rollout.engine import request_key
+from rl.rollout.failures import BUDGET, Budget, failure_facts
 from rl.rollout.session import EngineBusy, EngineClosed
+from rl.rollout.table import MIN_SCORED, Group, Job, OpenGroup, Table
 from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
-
-MIN_SCORED = 2  # members of a group, for there to be a comparison
-_EPISODE_COUNTS = ("episodes", "env_errors", "retries", "lost_threads")
 
 
 class PoolError(RuntimeError):
@@ -35,39 +33,12 @@ class PoolClosed(PoolError):
     """The pool was closed, or the engine under it drained or closed, while the caller waited or before."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The episodes of one ticket, by member. `dropped`: too few were scored to compare; the ticket's place goes to the
-    next.
-    """
-
-    ticket: int
-    task: Task
-    trajectories: tuple[Trajectory, ...]
-    dropped: bool
-    retries: int
-
-
-@dataclasses.dataclass(eq=False)
-class _Open:
-    """A group on the table."""
-
-    ticket: int
-    task: Task
-    sampling: Sampling
-    seed: int
-    inbox: deque  # where the finished group goes
-    ended: dict[int, Trajectory | None]
-    attempts: list[int]
-    retries: int = 0
-
-
 @dataclasses.dataclass(eq=False)
 class _Slot(Watch):
     """One environment thread and what it is doing now."""
 
     thread: threading.Thread | None = None
-    job: tuple[_Open, int] | None = None
+    job: Job | None = None
     session: Any = None
     env: WatchedEnv | None = None  # kept from episode to episode
     lost: bool = False
@@ -78,10 +49,10 @@ class Pool:
 
     `make_env` makes one world, in the thread that plays it. `episode` is `rl.rollout.worker.run_episode`, called as
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
-    the world its thread. A member that ended as ENV_ERROR is tried `retries` times more, a group `group_retries` times
-    in all; with fewer than `min_scored` scored members the group is dropped. `failures_in_row` world
-    errors without one scored episode between, or `watchdog_s` without any progress, are fatal. `calls` bounds the calls
-    of the world at once; a call that waits for its turn has not begun.
+    the world its thread. `budget` says how often a member that ended as ENV_ERROR is tried again; with fewer than
+    `min_scored` scored members the group is dropped. `failures_in_row` world errors without one scored episode between,
+    or `watchdog_s` without any progress, are fatal. `calls` bounds the calls of the world at once; a call that waits
+    for its turn has not begun.
     """
 
     def __init__(
@@ -94,8 +65,7 @@ class Pool:
         seed: int,
         sampling: Sampling,
         call_deadline_s: float,
-        retries: int = 2,
-        group_retries: int = 8,
+        budget: Budget = BUDGET,
         min_scored: int = MIN_SCORED,
         failures_in_row: int = 256,
         watchdog_s: float = 600.0,
@@ -103,34 +73,26 @@ class Pool:
         calls: CallLimit | None = None,
         **limits: Any,
     ):
-        if threads < 1 or retries < 0 or group_retries < 0 or min_scored < 1 or call_deadline_s <= 0 or watchdog_s <= 0:
+        if threads < 1 or call_deadline_s <= 0 or watchdog_s <= 0:
             raise ValueError(
-                f"Pool: got {threads=} {retries=} {group_retries=} {min_scored=} {call_deadline_s=} {watchdog_s=}; "
-                "want at least one thread, one scored member, no negative budget and positive seconds"
+                f"Pool: got {threads=} {call_deadline_s=} {watchdog_s=}; want at least one thread and positive seconds"
             )
         self._engine, self.make_env, self._codec, self.calls = engine, make_env, codec, calls
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
-        self._retries, self._group_retries, self._min_scored = retries, group_retries, min_scored
         self._failures_in_row = failures_in_row
         self._episode, self._limits = episode, limits
 
         self._most_in_flight, self._in_flight = threads, 0  # episodes
-        guard = (
-            threading.RLock()
-        )  # of all below. Who waits for a group is not woken for a job, nor every thread for one
+        guard = threading.RLock()  # of all below
+        # Who waits for a group is not woken for a job, nor every thread for one.
         self._lock, self._work_there = threading.Condition(guard), threading.Condition(guard)
-        self._jobs: deque[tuple[_Open, int]] = deque()
-        self._groups: set[_Open] = set()
+        self._table = Table(budget, min_scored=min_scored)
         self._results: deque[Group] = deque()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._left: EngineClosed | None = None  # why it has no engine any more
         self._progress_s = time.monotonic()
-        self._failed_in_row = 0
-        self._counts = dict.fromkeys(
-            ["groups_submitted", "groups_done", "groups_dropped", "groups_cancelled", *_EPISODE_COUNTS], 0
-        )
         self._slots: list[_Slot] = []
         self._lost: list[_Slot] = []
         with self._lock:
@@ -209,8 +171,10 @@ class Pool:
             threads = sum(s.thread is not None and s.thread.is_alive() for s in self._slots)
             hung = sum(s.thread is not None and s.thread.is_alive() for s in self._lost)
             return {
-                **self._counts,
-                "groups_open": len(self._groups),
+                **self._table.counts,
+                "lost_threads": len(self._lost),
+                "groups_open": len(self._table.groups),
+                "members_open": sum(t is None for group in self._table.groups for t in group.ended.values()),
                 "groups_waiting": waiting,
                 "in_flight": self._in_flight,
                 "world_calls": sum(slot.calls for slot in self._slots + self._lost),
@@ -237,9 +201,7 @@ class Pool:
             self.calls.refuse(self._slots)
         with self._lock:
             sessions = [s.session for s in self._slots + self._lost if s.session is not None]
-            self._jobs.clear()
-            self._lock.notify_all()
-            self._work_there.notify_all()
+            self._end_all()
         for session in sessions:
             session.close()  # wakes a thread that waits for tokens
         for slot in list(self._slots):
@@ -248,9 +210,7 @@ class Pool:
         with self._lock:
             for slot in [s for s in self._slots if s.thread.is_alive()]:
                 self._lose(slot)  # still inside a world's call: nothing can interrupt it
-            for group in list(self._groups):
-                for member in [m for m, t in group.ended.items() if t is None]:
-                    self._end(group, member, _empty(group, member, Status.CANCELLED, "the pool was closed"))
+            self._table.cancel("the pool was closed")
             return not self._supervisor.is_alive()
 
     # The table of groups (all under the lock)
@@ -260,22 +220,22 @@ class Pool:
             raise ValueError(f"group {ticket}: got size {size}, want at least 1")
         with self._lock:
             self._raise_if_ended()
-            group = _Open(ticket, task, sampling, seed, inbox, dict.fromkeys(range(size)), [0] * size)
-            if not self._groups:
+            if not self._table.groups:
                 self._progress_s = time.monotonic()  # an idle pool is not a stuck one
-            self._groups.add(group)
-            self._counts["groups_submitted"] += 1
-            self._jobs.extend((group, member) for member in range(size))
+            ended, failures = dict.fromkeys(range(size)), [[] for _ in range(size)]
+            self._table.add(OpenGroup(ticket, task, sampling, seed, inbox, ended, failures))
             self._work_there.notify(size)
 
     def _take(self, inbox: deque, timeout_s: float | None) -> Group:
         with self._lock:
-            if not inbox and not self._groups and not self._ended():
+            if not inbox and not self._table.groups and not self._ended():
                 raise PoolError(
                     "next_group: no group is open and none is waiting, so none can come; call submit_group first"
                 )
             if not self._lock.wait_for(lambda: inbox or self._ended(), timeout_s):
-                raise TimeoutError(f"next_group: none of {len(self._groups)} open groups finished in {timeout_s} s")
+                raise TimeoutError(
+                    f"next_group: none of {len(self._table.groups)} open groups finished in {timeout_s} s"
+                )
             if self._failure is not None or not inbox:
                 self._raise_if_ended()
             return inbox.popleft()
@@ -293,48 +253,34 @@ class Pool:
         if self._stop.is_set():
             raise PoolClosed("the rollout pool is closed; make a new Pool")
 
-    def _end(self, group: _Open, member: int, trajectory: Trajectory) -> None:
-        """One attempt of a member is over: retry it, or record it and, with the last one, deliver the group."""
-        if group.ended[member] is not None:
+    def _end(self, job: Job, trajectory: Trajectory) -> None:
+        """One attempt is over."""
+        if not self._table.end(job, trajectory):
             return
         self._progress_s = time.monotonic()
-        self._counts["episodes"] += 1
-        if trajectory.status is Status.ENV_ERROR:
-            self._counts["env_errors"] += 1
-            self._failed_in_row += 1
-            if self._failed_in_row >= self._failures_in_row and self._failure is None:
-                note = trajectory.facts.get("error", "no note")
-                self._fail(EnvError(f"{self._failed_in_row} episodes in a row ended as ENV_ERROR; the last: {note}"))
-            group.attempts[member] += 1
-            if group.attempts[member] <= self._retries and group.retries < self._group_retries and not self._ended():
-                group.retries += 1
-                self._counts["retries"] += 1
-                self._jobs.appendleft((group, member))  # first in line: the rest of its group waits for it
-                self._work_there.notify()
-                return
-        elif trajectory.status.scored:
-            self._failed_in_row = 0
-        group.ended[member] = trajectory
-        if all(t is not None for t in group.ended.values()):
-            self._deliver(group)
-
-    def _deliver(self, group: _Open) -> None:
-        self._groups.discard(group)
-        trajectories = tuple(group.ended.values())
-        cancelled = any(t.status is Status.CANCELLED for t in trajectories)
-        dropped = sum(t.status.scored for t in trajectories) < min(self._min_scored, len(trajectories))
-        self._counts["groups_cancelled" if cancelled else "groups_dropped" if dropped else "groups_done"] += 1
-        if not (cancelled and self._stop.is_set()):  # nobody waits for what close() cut: it is only counted
-            group.inbox.append(Group(group.ticket, group.task, trajectories, dropped or cancelled, group.retries))
+        in_row = self._table.failed_in_row
+        if in_row >= self._failures_in_row:
+            note = trajectory.facts.get("error", "no note")
+            self._fail(EnvError(f"{in_row} episodes in a row ended as ENV_ERROR; the last: {note}"))
+        if self._table.jobs:  # it may be tried again
+            self._work_there.notify()
         self._lock.notify_all()
+
+    def _end_all(self) -> None:
+        """Nothing is played any more."""
+        self._table.closing = True
+        self._table.jobs.clear()
+        self._lock.notify_all()
+        self._work_there.notify_all()
+
+    def _may_begin(self) -> bool:
+        return bool(self._table.jobs) and self._in_flight < self._most_in_flight
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
             logging.error("rollout pool: %s: %s", type(error).__name__, error)
-        self._jobs.clear()
-        self._lock.notify_all()
-        self._work_there.notify_all()
+        self._end_all()
 
     # Environment threads
 
@@ -348,30 +294,25 @@ class Pool:
         try:
             while True:
                 with self._lock:
-                    self._work_there.wait_for(
-                        lambda: self._ended() or slot.lost or (self._jobs and self._in_flight < self._most_in_flight)
-                    )
+                    self._work_there.wait_for(lambda: self._ended() or slot.lost or self._may_begin())
                     if self._ended() or slot.lost:
                         return
-                    slot.job = self._jobs.popleft()
+                    slot.job = job = self._table.jobs.popleft()
                     self._in_flight += 1
-                group, member = slot.job
-                trajectory = self._play(slot, group, member)
+                trajectory = self._play(slot, job)
                 with self._lock:
+                    slot.job = None
+                    self._in_flight -= not slot.lost  # `_lose` has counted it out
+                    self._end(job, trajectory)
                     if slot.lost:  # its member was ended by the supervisor, and another thread has its place
                         return
-                    slot.job = None
-                    self._in_flight -= 1
-                    self._end(group, member, trajectory)
         except EngineClosed as closed:  # its owner drains or closes it: no fault, but nothing can be played any more
             with self._lock:
                 if not self._ended():
                     self._left = closed
                     logging.info("rollout pool: %s", closed)
                 self._stop.set()
-                self._jobs.clear()
-                self._lock.notify_all()
-                self._work_there.notify_all()
+                self._end_all()
         except BaseException as error:  # a fault of the program: whoever waits must hear of it
             with self._lock:
                 if not slot.lost and not self._stop.is_set():
@@ -379,23 +320,26 @@ class Pool:
         finally:
             self._discard(slot)
 
-    def _play(self, slot: _Slot, group: _Open, member: int) -> Trajectory:
+    def _play(self, slot: _Slot, job: Job) -> Trajectory:
         """One attempt of one episode. The world is kept for the next one only when this one ended well."""
+        group = job.group
+        if job.attempt:
+            self._discard(slot)  # what fails again must do so on a fresh world
         try:
             if slot.env is None:
                 slot.env = WatchedEnv(slot, self.make_env, self.calls)
         except EnvError as error:
-            return _empty(group, member, Status.ENV_ERROR, repr(error))
-        session = self._open(slot, group, member)
+            return job.empty(Status.ENV_ERROR, **failure_facts(error))
+        session = self._open(slot, job)
         if session is None:
-            return _empty(group, member, Status.CANCELLED, "the pool was closed")
+            return job.empty(Status.CANCELLED, error="the pool was closed")
         try:
             limits = {**self._limits, "call_deadline_s": self._call_deadline_s}
             trajectory = self._episode(
-                slot.env, group.task, self._codec, session, ticket=group.ticket, member=member, **limits
+                slot.env, group.task, self._codec, session, ticket=group.ticket, member=job.member, **limits
             )
         except EnvError as error:
-            trajectory = _empty(group, member, Status.ENV_ERROR, repr(error))
+            trajectory = job.empty(Status.ENV_ERROR, **failure_facts(error))
         finally:
             session.close()
             slot.session = None
@@ -412,8 +356,9 @@ class Pool:
         if env is not None:
             env.discard()
 
-    def _open(self, slot: _Slot, group: _Open, member: int):
-        key = request_key(group.seed, group.ticket, member)
+    def _open(self, slot: _Slot, job: Job):
+        group = job.group
+        key = request_key(group.seed, group.ticket, job.member)
         while not self._ended() and not slot.lost:
             try:
                 session = self._engine.open(key, group.sampling, timeout_s=0.5)  # bounded, so that close() is noticed
@@ -453,13 +398,10 @@ class Pool:
             running = [(slot, now - since) for slot in self._slots if (since := slot.call_since) is not None]
             hung = [(slot, seconds) for slot, seconds in running if seconds > self._call_deadline_s]
             sessions = [self._replace(slot, seconds) for slot, seconds in hung]
-            if self._groups and self._failure is None and now - self._progress_s > self._watchdog_s:
+            if self._table.groups and self._failure is None and now - self._progress_s > self._watchdog_s:
                 engine = self._engine.stats()
-                self._fail(
-                    PoolError(
-                        f"no episode ended in {self._watchdog_s} s, {len(self._groups)} groups open; engine: {engine}"
-                    )
-                )
+                left = f"{len(self._table.groups)} groups open; engine: {engine}"
+                self._fail(PoolError(f"no episode ended in {self._watchdog_s} s, {left}"))
             # A call that begins later has a later deadline: the earliest of those running now is the next to look at.
             due = [since + self._call_deadline_s for s in self._slots if (since := s.call_since) is not None]
             pause = min([*due, now + self._call_deadline_s, now + self._watchdog_s]) - now
@@ -475,8 +417,8 @@ class Pool:
         if not self._ended():
             self._start_slot(slot.index)
         if job is not None:
-            note = f"the world's call ran {seconds:.1f} s, deadline {self._call_deadline_s} s"
-            self._end(*job, _empty(*job, Status.ENV_ERROR, note))
+            hung = EnvLost(f"the world's call ran {seconds:.1f} s, deadline {self._call_deadline_s} s")
+            self._end(job, job.empty(Status.ENV_ERROR, **failure_facts(hung)))
         return session
 
     def _lose(self, slot: _Slot) -> None:
@@ -486,8 +428,3 @@ class Pool:
             self.calls.refuse([slot])  # a call that never ends holds nobody up
         self._slots.remove(slot)
         self._lost.append(slot)
-        self._counts["lost_threads"] += 1
-
-
-def _empty(group: _Open, member: int, status: Status, note: str) -> Trajectory:
-    return Trajectory(group.task.task_id, group.ticket, member, status, (), {"success": False, "error": note}, {})

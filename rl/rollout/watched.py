@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.base import Env, EnvError, Task
+from envs.failures import said
 from rl.rollout.concurrency import CallLimit
 
 
@@ -31,14 +32,6 @@ def guarded(name: str, function: Callable, *args) -> Any:
     # in an environment thread SystemExit, or a panic of foreign code, is the world's too
     except BaseException as error:
         raise EnvError(f"{name}: {type(error).__name__}: {said(error)}") from error
-
-
-def said(error: BaseException) -> str:
-    """Its text; a world's error may fail even at that."""
-    try:
-        return str(error)
-    except Exception as err:
-        return f"(no text: {type(err).__name__})"
 
 
 class WatchedEnv:

@@ -5,9 +5,9 @@ A limit is failure: `facts["success"]` is False. A turn cut by `max_turn_tokens`
 ends as TOKEN_LIMIT. Past `max_seconds` of the world's clock it ends as TIME_LIMIT.
 
 A failed world is typed data: one that raises, answers something else than a Step, or answers later than
-`call_deadline_s` ends its episode as ENV_ERROR with `facts["error"]`. A call that *never* returns cannot be seen from
-here: rl/rollout/pool.py watches the clock of each thread, abandons it with its world, records the ENV_ERROR and starts
-another. A failed program (codec, engine) raises.
+`call_deadline_s` ends its episode as ENV_ERROR; `facts` then have what `failure_facts` says. A call that *never*
+returns cannot be seen from here: rl/rollout/pool.py watches the clock of each thread, abandons it with its world,
+records the ENV_ERROR and starts another. A failed program (codec, engine) raises.
 
 Between two turns a rule may give the episode up (rl/rollout/abandon.py): it ends as ABANDONED, a failure whatever the
 world said, or is audited, which is played on and says in its facts that it would have ended.
@@ -21,21 +21,20 @@ import dataclasses
 import itertools
 import math
 import numbers
-import pathlib
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from envs.base import Env, EnvError, EnvSpec, Message, Observation, Step, Task
+from envs.base import Env, EnvError, EnvLost, EnvSpec, Message, Observation, Step, Task
 from models.codec import Codec, NotPrefix
 from models.constraint import Constraint
 from rl.rollout.abandon import NEVER, Abandonment, Verdict
+from rl.rollout.failures import failure_facts
 from rl.rollout.session import CapacityError
-from rl.rollout.watched import guarded, said
+from rl.rollout.watched import guarded
 from rl.types import ROW_DTYPES, Row, Status, Trajectory, Turn
 
 
@@ -83,8 +82,9 @@ def run_episode(
         try:
             trajectory.to_bytes()
         except (TypeError, ValueError, OverflowError) as err:  # now: later it would be the program that fails
-            error = f"the world gave facts that are not plain data ({type(err).__name__}: {err}); mend step"
-            return dataclasses.replace(trajectory, status=Status.ENV_ERROR, facts={"success": False, "error": error})
+            wrong = EnvError(f"the world gave facts that are not plain data ({type(err).__name__}: {err}); mend step")
+            failed = {"success": False, **failure_facts(wrong)}
+            return dataclasses.replace(trajectory, status=Status.ENV_ERROR, facts=failed)
         return trajectory
 
     try:
@@ -126,7 +126,7 @@ def run_episode(
                 record.begin_row()
                 session.restart(index + 1)
     except EnvError as err:
-        return ended(Status.ENV_ERROR, error=_note(err))
+        return ended(Status.ENV_ERROR, **failure_facts(err))
 
 
 def transcribe(
@@ -261,7 +261,7 @@ def _call(
     began_s = clock()
     answer = guarded(name, function, argument)
     if clock() - began_s > deadline_s:
-        raise EnvError(f"the world's call took {clock() - began_s:.1f} s, deadline {deadline_s} s")
+        raise EnvLost(f"the world's call took {clock() - began_s:.1f} s, deadline {deadline_s} s")
     return answer, clock() - began_s
 
 
@@ -295,13 +295,3 @@ def _stepped(answer: Any, spec: EnvSpec) -> Step:
 
 def _brief(value: Any) -> str:
     return f"{type(value).__name__} {repr(value)[:80]}"
-
-
-def _note(err: BaseException) -> str:
-    """The error, and where in the world it came from."""
-    root = err
-    while root.__cause__ is not None:
-        root = root.__cause__
-    frames = traceback.extract_tb(root.__traceback__)
-    where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    return f"{type(root).__name__}: {said(root)}{where}"

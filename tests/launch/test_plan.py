@@ -22,7 +22,7 @@ AT_LEAST_1 = (
     "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
-    "seed rollout.retries rollout.calls_at_once "
+    "seed rollout.retries rollout.group_retries rollout.data_retries rollout.calls_at_once "
     "sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
     "rl.ref_every eval.every"
 ).split()

@@ -143,8 +143,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
         "rl/rollout/pool.py",
-        "lambda: self._ended() or slot.lost or (self._jobs and self._in_flight < self._most_in_flight)",
-        "lambda: self._ended() or slot.lost or self._jobs",
+        "return bool(self._table.jobs) and self._in_flight < self._most_in_flight",
+        "return bool(self._table.jobs)",
     ),
     Mutant(
         "tests/rl/test_concurrency.py::test_it_never_exceeds_what_it_may",
@@ -320,8 +320,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_episodes.py::test_steps_come_back_in_order_and_exactly",
         "rl/episodes.py",
-        "self._writer.close()",
-        "self._writer.is_open()",
+        "            writer.close()\n        except",
+        "            writer.is_open()\n        except",
     ),
     Mutant(
         "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
@@ -2275,6 +2275,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "actions = sum(int(mask.sum()) for mask in trained)",
         "actions = sum(int(row.action_mask.sum()) for row in rows)",
     ),
+    # -- failed worlds: budgets by kind, every attempt counted, what always fails is not played again
+    Mutant(
+        "tests/laws/test_failures.py::test_each_kind_has_a_budget_of_its_own",
+        "rl/rollout/failures.py",
+        "own = sum(failure.kind == last.kind for failure in failures)",
+        "own = len(failures)",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_each_kind_has_a_budget_of_its_own",
+        "rl/rollout/failures.py",
+        "return last.kind == DATA and last in before",
+        "return False",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_what_proves_that_a_task_always_fails",
+        "rl/rollout/failures.py",
+        "if not all(_is_repeated(t.facts) for t in own):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_failure_is_told_by_its_type_and_known_again",
+        "envs/failures.py",
+        "and not isinstance(each, _NAMED)",
+        "",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_every_member_and_every_attempt_is_counted",
+        "rl/rollout/table.py",
+        "if group.ended[member] is not None or job.attempt != len(group.failures[member]):",
+        "if group.ended[member] is not None:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_every_member_and_every_attempt_is_counted",
+        "rl/rollout/table.py",
+        'self.counts["retries"] += 1',
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_every_member_and_every_attempt_is_counted",
+        "rl/rollout/table.py",
+        "for member in [m for m, t in group.ended.items() if t is None]:",
+        "for member in [m for m, t in group.ended.items() if t is None][:1]:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_what_a_given_up_attempt_says_late_is_discarded",
+        "rl/rollout/table.py",
+        'self.counts["late_attempts"] += 1',
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_further_attempt_has_a_fresh_world",
+        "rl/rollout/pool.py",
+        "if job.attempt:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_quarantined_task_is_not_played_again_also_after_a_resume",
+        "rl/rollout/feeder.py",
+        "if not self._passes(task):",
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_a_quarantined_task_is_not_played_again_also_after_a_resume",
+        "rl/quarantine.py",
+        'self._held = {saved["task_id"]: Held(**saved) for saved in state["held"]}',
+        "self._held = {}",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_processes_hold_the_same_tasks_and_pass_them_alike",
+        "rl/loop.py",
+        'failures = [each for record in records for each in record["failures"]]',
+        'failures = own["failures"]',
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_too_many_in_quarantine_are_an_error",
+        "rl/quarantine.py",
+        "met = max(min(self._met, self._tasks), _FEW)",
+        "met = max(self._met, _FEW)",
+    ),
 )
 
 
@@ -2328,7 +2407,7 @@ def main(words: list[str]) -> int:
         alive += problem is not None
         verdict = "red, as it must" if problem is None else f"SURVIVED ({problem})"
         print(
-            f"{mutant.file}: {mutant.broken.splitlines()[0]!r} -> {mutant.test}: {verdict}"
+            f"{mutant.file}: {mutant.broken.partition(chr(10))[0]!r} -> {mutant.test}: {verdict}"
             f" [{time.monotonic() - begun:.0f} s]",
             flush=True,
         )

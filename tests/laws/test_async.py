@@ -111,10 +111,10 @@ def train(
     loop.train(
         learner, learner, None, pool, gate, progress,
         draw=curriculum.draw, outcome=curriculum.outcome, observe=curriculum.observe, admit=lambda trajectories: True,
-        terms=TERMS, pack=packed, publish=pool.publish, keep_episodes=lambda step, kept: None,
+        terms=TERMS, pack=packed, keep_episodes=lambda step, kept: None,
         log=lambda step, record: log(step), evaluate=None, save=save or (lambda *args: None), steps=steps,
         groups_per_batch=n, group_size=SIZE, credit=partial(relative, scale="none"), drop_equal_groups=False,
-        eval_every=0, hosts=hosts, **{"save_every": 0, **options},
+        eval_every=0, hosts=hosts, **{"save_every": 0, "publish": pool.publish, **options},
     )  # fmt: skip
     return trained
 

@@ -22,6 +22,8 @@ def options(name, folder):
         return {"data_dir": str(folder), "sizes": {"train": 60, "validation": 20, "test": 20}}
     if name == "arith":
         return {"sizes": {"train": 60, "validation": 20, "test": 20}}
+    if name == "chaos":
+        return {"options": {"sizes": {"train": 60, "validation": 20, "test": 20}}, "faults": ("slow",), "slow_s": 0.0}
     if name == "credit":
         return {}
     if name == "code":
@@ -38,6 +40,7 @@ FORMS = [
     ("arith", 0),
     ("credit", 0),
     ("code", 0),
+    ("chaos", 0),
 ]  # a world, and which of its variants: 1 is under invented names
 
 

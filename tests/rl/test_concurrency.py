@@ -9,6 +9,7 @@ import pytest
 from envs.base import EnvError, EnvSpec, Observation, Step
 from rl.rollout import concurrency
 from rl.rollout.concurrency import CallLimit, InFlight, Seen, adapting, next_in_flight, seen_between
+from rl.rollout.failures import Budget
 from rl.rollout.watched import Watch, WatchedEnv
 from tests.rl.test_pool import TASK, FakeEngine, make_pool, ok
 
@@ -148,7 +149,7 @@ def test_a_call_that_never_ends_holds_nobody_up():
     calls = CallLimit(1)
     pool = make_pool(
         lambda action: gate.wait() if action == "0/0" else ok(action),
-        threads=2, calls=calls, call_deadline_s=0.2, retries=0, min_scored=1,
+        threads=2, calls=calls, call_deadline_s=0.2, budget=Budget(0, 0), min_scored=1,
     )  # fmt: skip
     pool.submit_group(0, TASK, 3)
     statuses = [str(t.status) for t in pool.next_group(10).trajectories]

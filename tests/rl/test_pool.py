@@ -13,6 +13,7 @@ from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
 from models.config import ModelConfig
 from models.sampling import Sampling
 from rl.rollout.engine import Engine
+from rl.rollout.failures import Budget
 from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool, PoolClosed, PoolError
 from rl.rollout.session import EngineBusy, EngineClosed
@@ -157,7 +158,7 @@ def test_every_pair_of_outcomes_closes_its_group(pair):
         return episode(env, task, codec, session, ticket=ticket, member=member, call_deadline_s=call_deadline_s)
 
     engine = FakeEngine()
-    pool = make_pool(play, engine, call_deadline_s=0.05, retries=1, episode=cancelling)
+    pool = make_pool(play, engine, call_deadline_s=0.05, budget=Budget(1, 1), episode=cancelling)
     pool.submit_group(0, TASK, 4)
     group = pool.next_group(5)
     want = {"ok": Status.DONE, "cancel": Status.CANCELLED}
@@ -203,7 +204,7 @@ def test_too_few_scored_members_drop_the_group_within_the_budget():
             return ok(action)
         raise OSError("down for good")
 
-    pool = make_pool(play, retries=2, group_retries=3)
+    pool = make_pool(play, budget=Budget(infrastructure=2, group=3))
     pool.submit_group(0, TASK, 3)
     group = pool.next_group(5)
     assert group.dropped and group.retries == 3 and len(attempts) == 3 + 3
@@ -223,7 +224,7 @@ def test_hung_world_is_abandoned_and_its_place_filled():
         return ok(action)
 
     engine = FakeEngine()
-    pool = make_pool(play, engine, threads=2, call_deadline_s=0.05, retries=0)
+    pool = make_pool(play, engine, threads=2, call_deadline_s=0.05, budget=Budget(infrastructure=0))
     pool.submit_group(0, TASK, 2)
     pool.submit_group(1, TASK, 2)
     groups = {g.ticket: g for g in (pool.next_group(5), pool.next_group(5))}
@@ -299,7 +300,7 @@ def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row():
     def play(action):
         raise ConnectionError("no route to the world")
 
-    pool = make_pool(play, retries=1, failures_in_row=6)
+    pool = make_pool(play, budget=Budget(infrastructure=1), failures_in_row=6)
     with pytest.raises(PoolError, match="6 episodes in a row .* no route to the world"):
         for ticket in range(10):
             pool.submit_group(ticket, TASK, 2)
@@ -367,7 +368,7 @@ def test_a_world_that_cannot_be_made_is_the_worlds_fault():
         sampling=Sampling(),
         call_deadline_s=5,
         episode=episode,
-        retries=0,
+        budget=Budget(infrastructure=0),
     )
     pool.submit_group(0, TASK, 2)
     assert "no disk" in pool.next_group(5).trajectories[0].facts["error"]

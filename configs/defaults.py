@@ -103,7 +103,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.constrain_tools = False  # True is refused: the learner knows of no constraint; see eval.constrain_tools
 
     c.demos = ml_collections.ConfigDict()
-    c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
+    c.demos.n = 12_000  # scripted, imperfect; of training tasks, or of the lessons of a world that has some
     c.demos.hinted = False  # True: of tasks for which the world has a hint, the prompt has it
     c.demos.without = ()  # facts: a demonstration in which one of them is not 0 is left out, and another one played
 

@@ -452,7 +452,8 @@ def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, 
         return
     with validating():
         constraint = constraints.of_world(env_spec(world), codec)
-    with contextlib.closing(build_pool(plan, engine, Placed(pool.make_env, pool.calls), codec, constraint)) as own:
+    place = Placed(pool.make_env, pool.calls)
+    with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:
         yield own
 
 

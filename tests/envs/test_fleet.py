@@ -20,8 +20,8 @@ from tests.envs.breaking import TURNS, task
 BREAKING = "tests.envs.breaking:make_world"
 
 
-def breaking_fleet(n=1, *, deadline_s=30.0, **options):
-    return Fleet(partial(Process, BREAKING, options), n, deadline_s=deadline_s)
+def breaking_fleet(n=1, *, silence_s=60.0, **options):
+    return Fleet(partial(Process, BREAKING, options), n, deadline_s=60.0, silence_s=silence_s)
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +141,18 @@ def test_a_process_that_dies_says_how_and_its_place_is_filled(fault, how, caplog
 
 def test_a_hung_call_is_given_up_and_many_cost_their_process(monkeypatch):
     monkeypatch.setattr(fleets, "MOST_HUNG", 2)
-    fleet = breaking_fleet(1, deadline_s=1.0)
+    fleet = breaking_fleet(1)
     try:
         first, calm = fleet.make_env(), fleet.make_env()
         calm.reset(task(3))
         pid = calm.pid
         for _ in range(2):
-            error = broken(first, "hang")
+            first.reset(task(1, fault="hang"))
+            with monkeypatch.context() as patch:
+                patch.setattr(fleet, "_deadline_s", 0.3)
+                with pytest.raises(EnvError) as raised:
+                    first.step("a")
+            error = raised.value
             assert "its deadline" in str(error) and isinstance(error.__cause__, TimeoutError)
             first.close()
             first = fleet.make_env()
@@ -162,14 +167,15 @@ def test_a_hung_call_is_given_up_and_many_cost_their_process(monkeypatch):
 
 
 def test_a_process_that_does_not_answer_is_killed(caplog):
-    fleet = breaking_fleet(1, deadline_s=1.0)
+    fleet = breaking_fleet(1, silence_s=2.0)
     try:
         env = fleet.make_env()
         pid = env.pid
-        broken(env, "hold")
         with caplog.at_level(logging.WARNING):
+            error = broken(env, "hold")
             until(lambda: fleet.pids() and pid not in fleet.pids())
-        assert "SIGKILL (it has not answered for 1.0 s)" in caplog.text
+        assert "SIGKILL (it has not answered for 2.0 s)" in caplog.text and "SIGKILL" in str(error)
+        fleet._silence_s = 60.0
         assert fleet.make_env().reset(task(0)) == Observation("begin 0")
         begun = time.monotonic()
     finally:

@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_fleet.py::test_a_process_that_does_not_answer_is_killed",
         "envs/fleet/fleet.py",
-        "elif member.ready and member.silent_s() > self._deadline_s:",
+        "elif member.ready and member.silent_s() > self._silence_s:",
         "elif False:",
     ),
     Mutant(
@@ -1995,8 +1995,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_constrain_tools.py::test_an_untrained_policy_calls_tools_in_every_turn_or_in_none",
         "launch/build.py",
-        "with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:",
-        "with contextlib.closing(build_pool(plan, engine, world, codec)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, place, codec)) as own:",
     ),
     Mutant(
         "tests/launch/test_serve_constraints.py::test_an_answer_in_a_schema",

@@ -87,14 +87,25 @@ class Fleet:
     """`n` members, made by `start` in a thread of the fleet, and made again when they end. All are ready when the
     constructor returns, and none is left when `close` does.
 
-    `deadline_s` bounds a call; a member that has answered no ping for as long is killed. Errors (FleetError): a member
-    is not ready after `start_s`, or says why it never will be.
+    `deadline_s` bounds a call; a member that has answered no ping for `silence_s` (None: as long) is killed. Errors
+    (FleetError): a member is not ready after `start_s`, or says why it never will be.
     """
 
-    def __init__(self, start: Callable[[], Member], n: int, *, deadline_s: float, start_s: float = 600.0):
-        if n < 1 or deadline_s <= 0 or start_s <= 0:
-            raise ValueError(f"Fleet: got {n=} {deadline_s=} {start_s=}; want a member at least, and positive seconds")
-        self._start, self._deadline_s, self._start_s = start, deadline_s, start_s
+    def __init__(
+        self,
+        start: Callable[[], Member],
+        n: int,
+        *,
+        deadline_s: float,
+        silence_s: float | None = None,
+        start_s: float = 600.0,
+    ):
+        silence_s = deadline_s if silence_s is None else silence_s
+        if n < 1 or min(deadline_s, silence_s, start_s) <= 0:
+            raise ValueError(
+                f"Fleet: got {n=} {deadline_s=} {silence_s=} {start_s=}; want a member at least, and positive seconds"
+            )
+        self._start, self._deadline_s, self._silence_s, self._start_s = start, deadline_s, silence_s, start_s
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()  # guards all below
         self._places = [_Place() for _ in range(n)]
@@ -154,6 +165,7 @@ class Fleet:
             spec, has_snapshot = self._call(running, instance, OPEN, b"", max(0.01, until_s - time.monotonic()))
         except EnvError:
             self._forget(running, instance)
+            running.member.tell(instance, CLOSE)  # what it began there
             raise
         return running, instance, spec, has_snapshot
 
@@ -231,8 +243,8 @@ class Fleet:
         member = running.member
         if not member.ready and member.ended is None and now - running.began_s > self._start_s:
             member.kill(f"its world was not made within {self._start_s:.0f} s")
-        elif member.ready and member.silent_s() > self._deadline_s:
-            member.kill(f"it has not answered for {self._deadline_s:.1f} s")
+        elif member.ready and member.silent_s() > self._silence_s:
+            member.kill(f"it has not answered for {self._silence_s:.1f} s")
         if member.is_gone():
             self._replace(place, running, now)
         elif running.hung >= MOST_HUNG:
@@ -260,7 +272,7 @@ class Fleet:
 
     def _let_end(self, running: _Running) -> None:
         """A retired member goes with the last episode that it plays."""
-        if not running.playing or running.member.silent_s() > self._deadline_s:
+        if not running.playing or running.member.silent_s() > self._silence_s:
             running.member.kill(f"{running.hung} of its calls hung")
         if running.member.is_gone():
             with self._changed:

@@ -24,12 +24,13 @@ from typing import Any
 
 from envs import make_world
 from envs.base import Env, EnvError, EnvLost, World
+from envs.failures import DATA, INFRASTRUCTURE, kind_of, said
 from envs.interpreter import switch_interval_s
 
 HEAD = struct.Struct("<QIB")  # number of the call, of the instance, verb
 OPEN, CALL, CLOSE, PING = range(4)
 CLOSE_S = 2.0  # for instances to close, once the other side has gone
-_GIVEN, _FAILED, _RAISED = range(3)
+_GIVEN, _FAILED = range(2)
 _PR_SET_PDEATHSIG = 1
 
 # Read-only views are plain data to a world, but not to pickle.
@@ -49,46 +50,34 @@ def answer(function: Callable, *args: Any) -> bytes:
     try:
         value = function(*args)
     except EnvError as error:
-        return _failed(str(error), lost=isinstance(error, EnvLost))
+        return _failed(said(error), kind_of(error))
     except BaseException as error:  # SystemExit, or a panic of foreign code, is the world's too
-        return _raised(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+        return _failed(f"{type(error).__name__}: {said(error)}{where}", kind_of(error))
     try:
         return pickle.dumps((_GIVEN, value), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         kind = f"{type(error).__name__}: {error}"
-        return _failed(f"the world gave a {type(value).__name__} that cannot be sent ({kind}); want plain data")
+        return _failed(f"the world gave a {type(value).__name__} that cannot be sent ({kind}); want plain data", DATA)
 
 
 def opened(body: bytes) -> Any:
-    """What `answer` packed. Errors (EnvError): what it raised, with the place; bytes that cannot be read."""
+    """What `answer` packed. Errors: of what it raised, with the place, an EnvLost or a plain EnvError, which is of the
+    same kind here as there (envs/failures.py); EnvError for bytes that cannot be read.
+    """
     try:
-        kind, *rest = pickle.loads(body)
+        what, *rest = pickle.loads(body)
     except Exception as error:
         raise EnvError(f"the world's answer cannot be read here ({type(error).__name__}: {error})") from error
-    if kind == _GIVEN:
+    if what == _GIVEN:
         return rest[0]
-    if kind == _FAILED:
-        text, lost = rest
-        raise (EnvLost if lost else EnvError)(text)
-    text, cause = rest
-    raise EnvError(text) from cause
+    text, kind = rest
+    raise (EnvLost if kind == INFRASTRUCTURE else EnvError)(text)
 
 
-def _failed(text: str, *, lost: bool = False) -> bytes:
-    return pickle.dumps((_FAILED, text, lost), pickle.HIGHEST_PROTOCOL)
-
-
-def _raised(error: BaseException) -> bytes:
-    """Its type, text and place; where the machine is at fault, and not the world, as its cause too."""
-    try:
-        text = str(error)
-    except Exception as err:
-        text = f"(no text: {type(err).__name__})"
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    cause = {OSError: OSError(text), MemoryError: MemoryError(text)}
-    known = next((own for kind, own in cause.items() if isinstance(error, kind)), None)
-    return pickle.dumps((_RAISED, f"{type(error).__name__}: {text}{where}", known), pickle.HIGHEST_PROTOCOL)
+def _failed(text: str, kind: str) -> bytes:
+    return pickle.dumps((_FAILED, text, kind), pickle.HIGHEST_PROTOCOL)
 
 
 class Host:
@@ -109,7 +98,7 @@ class Host:
             thread.start()
         inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(instance)
         if inbox is None:
-            self._reply(call, _failed(f"instance {instance} is not open"))
+            self._reply(call, _failed(f"instance {instance} is not open", INFRASTRUCTURE))
         else:
             inbox.put((call, verb, body))
 

@@ -155,7 +155,7 @@ class Process:
             self._connection.send_bytes(message)
         except OSError as error:
             self._reader.join(2 * _REAP_S)  # it knows more
-            raise self._lost() from error
+            raise self._lost() from None  # a broken pipe says less
         finally:
             self._sending.release()
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import subprocess
 import threading
 import time
 from functools import partial
@@ -10,18 +11,21 @@ from functools import partial
 import pytest
 
 from envs import make_world
-from envs.base import EnvError, Observation, Step
+from envs.base import EnvError, EnvLost, Observation, Step
+from envs.failures import kind_of
 from envs.fleet import fleet as fleets
+from envs.fleet import host
 from envs.fleet.fleet import Fleet, FleetError, pause_s
 from envs.fleet.process import Process
+from rl.rollout.watched import guarded
 from tests.envs import breaking
 from tests.envs.breaking import TURNS, task
 
 BREAKING = "tests.envs.breaking:make_world"
 
 
-def breaking_fleet(n=1, *, deadline_s=30.0, **options):
-    return Fleet(partial(Process, BREAKING, options), n, deadline_s=deadline_s)
+def breaking_fleet(n=1, *, silence_s=60.0, **options):
+    return Fleet(partial(Process, BREAKING, options), n, deadline_s=60.0, silence_s=silence_s)
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +77,59 @@ def test_an_instance_has_one_thread_and_its_process_no_jax(fleet):
     env.close()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(RuntimeError("x"), KeyError("x"), FileNotFoundError(2, "x"), PermissionError(13, "x"), EnvError("x")),
+        *(OSError(28, "x"), MemoryError(), EOFError(), TimeoutError(), EnvLost("x"), ConnectionResetError()),
+        subprocess.TimeoutExpired("x", 1),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("caused", [False, True])
+def test_a_failure_is_of_the_same_kind_on_both_sides(error, caused):
+    """In a thread of the host, and through the bytes that cross."""
+
+    def world():
+        if not caused:
+            raise error
+        raise EnvError("it failed") from error
+
+    with pytest.raises(EnvError) as there:
+        host.opened(host.answer(world))
+    with pytest.raises(EnvError) as here:
+        guarded("step", world)
+    assert kind_of(there.value) == kind_of(here.value)
+
+
+def test_an_instance_that_cannot_be_made_leaves_nothing_behind(monkeypatch):
+    made = []
+
+    def start():
+        made.append(Process(BREAKING, {}))
+        told = made[-1].told = []
+        tell = made[-1].tell
+        made[-1].tell = lambda instance, verb: (told.append(verb), tell(instance, verb))
+        return made[-1]
+
+    fleet = Fleet(start, 1, deadline_s=60.0)
+    try:
+        monkeypatch.setattr(fleet, "_call", lambda *args: (_ for _ in ()).throw(EnvError("no")))
+        with pytest.raises(EnvError, match="no"):
+            fleet.make_env()
+        assert made[0].told == [host.CLOSE] and fleet.stats()["instances"] == 0
+    finally:
+        fleet.close()
+
+
 def test_errors_cross_with_their_text_and_place(fleet):
     env = fleet.make_env()
     error = broken(env, "raise")
-    assert "RuntimeError: boom at breaking.py:" in str(error) and error.__cause__ is None
+    assert "RuntimeError: boom at breaking.py:" in str(error) and not isinstance(error, EnvLost)
     assert str(broken(env, "env_error")) == "no answer from there"
     assert "SystemExit: leaving" in str(broken(env, "leave"))
     full = broken(env, "full")
-    assert "No space left" in str(full) and isinstance(full.__cause__, OSError)
+    assert "No space left" in str(full) and isinstance(full, EnvLost)
     assert "cannot be sent" in str(broken(env, "lambda")) and "function" in str(broken(env, "lambda"))
     assert "cannot be read here (RuntimeError: nobody reads me)" in str(broken(env, "unreadable"))
     with pytest.raises(EnvError, match="reset: cannot be sent"):
@@ -141,13 +190,18 @@ def test_a_process_that_dies_says_how_and_its_place_is_filled(fault, how, caplog
 
 def test_a_hung_call_is_given_up_and_many_cost_their_process(monkeypatch):
     monkeypatch.setattr(fleets, "MOST_HUNG", 2)
-    fleet = breaking_fleet(1, deadline_s=1.0)
+    fleet = breaking_fleet(1)
     try:
         first, calm = fleet.make_env(), fleet.make_env()
         calm.reset(task(3))
         pid = calm.pid
         for _ in range(2):
-            error = broken(first, "hang")
+            first.reset(task(1, fault="hang"))
+            with monkeypatch.context() as patch:
+                patch.setattr(fleet, "_deadline_s", 0.3)
+                with pytest.raises(EnvError) as raised:
+                    first.step("a")
+            error = raised.value
             assert "its deadline" in str(error) and isinstance(error.__cause__, TimeoutError)
             first.close()
             first = fleet.make_env()
@@ -162,14 +216,15 @@ def test_a_hung_call_is_given_up_and_many_cost_their_process(monkeypatch):
 
 
 def test_a_process_that_does_not_answer_is_killed(caplog):
-    fleet = breaking_fleet(1, deadline_s=1.0)
+    fleet = breaking_fleet(1, silence_s=2.0)
     try:
         env = fleet.make_env()
         pid = env.pid
-        broken(env, "hold")
         with caplog.at_level(logging.WARNING):
+            error = broken(env, "hold")
             until(lambda: fleet.pids() and pid not in fleet.pids())
-        assert "SIGKILL (it has not answered for 1.0 s)" in caplog.text
+        assert "SIGKILL (it has not answered for 2.0 s)" in caplog.text and "SIGKILL" in str(error)
+        fleet._silence_s = 60.0
         assert fleet.make_env().reset(task(0)) == Observation("begin 0")
         begun = time.monotonic()
     finally:

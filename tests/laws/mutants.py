@@ -129,9 +129,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "while False:",
     ),
     Mutant(
+        "tests/envs/test_fleet.py::test_a_failure_is_of_the_same_kind_on_both_sides",
+        "envs/fleet/host.py",
+        "raise (EnvLost if kind == INFRASTRUCTURE else EnvError)(text)",
+        "raise EnvError(text)",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_an_instance_that_cannot_be_made_leaves_nothing_behind",
+        "envs/fleet/fleet.py",
+        "running.member.tell(instance, CLOSE)  # what it began there",
+        "pass",
+    ),
+    Mutant(
         "tests/envs/test_fleet.py::test_a_process_that_does_not_answer_is_killed",
         "envs/fleet/fleet.py",
-        "elif member.ready and member.silent_s() > self._deadline_s:",
+        "elif member.ready and member.silent_s() > self._silence_s:",
         "elif False:",
     ),
     Mutant(

@@ -54,8 +54,13 @@ def workload(seed: int, *, kills: int = 20) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         return {
             "episodes": episodes(seed, 200, broken=0.05),
-            "kills": killed(Path(folder) / "0", seed, kills=kills, max_staleness=0),
-            "kills_ahead": killed(Path(folder) / "2", seed, kills=kills, max_staleness=2),
+            **{
+                name: killed(root, to_kill(root, seed, max_staleness), kills=kills)
+                for name, max_staleness, root in (
+                    ("kills", 0, Path(folder) / "0"),
+                    ("kills_ahead", 2, Path(folder) / "2"),
+                )
+            },
         }
 
 
@@ -132,28 +137,30 @@ def children() -> set[int]:
     return found
 
 
-def killed(
-    folder: Path,
-    seed: int,
-    *,
-    kills: int,
-    max_staleness: int,
-    steps: int = STEPS,
-) -> dict[str, Any]:
-    """`kills` times SIGKILL at random moments of runs of `steps` steps, each run resumed until it has ended, beside an
-    uninterrupted one. Errors (RuntimeError): a launch that ends by anything but its last step or the signal.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+def to_kill(folder: Path, seed: int, max_staleness: int, steps: int = STEPS) -> ml_collections.ConfigDict:
+    """A run of several epochs over few tasks, some of them broken: a task in quarantine comes again."""
     config = tiny(folder, broken=0.15, seed=BROKEN_SEED)
     with config.unlocked():
-        config.world.options.options.sizes.train = 12  # several epochs: a broken task comes again
+        config.world.options.options.sizes.train = 12
         config.seed, config.rl.max_staleness, config.rl.steps = seed, max_staleness, steps
+    return config
+
+
+def killed(folder: Path, config: ml_collections.ConfigDict, *, kills: int, whole: Path | None = None) -> dict[str, Any]:
+    """`kills` times SIGKILL at random moments of runs of `config`, each resumed until it has ended, beside an
+    uninterrupted one, which is `whole` or played first.
+
+    Errors (RuntimeError): a launch that ends by anything but its last step or the signal.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
-    plan, rng = make_plan(config), random.Random(seed)
+    plan, rng = make_plan(config), random.Random(config.seed)
     began = time.monotonic()
-    launch(folder, folder / "whole").wait_for_end()
-    start_s = time.monotonic() - began  # most of it is the start
-    step_s = _step_s(folder / "whole")
+    if whole is None:
+        whole = folder / "whole"
+        launch(folder, whole).wait_for_end()
+    start_s = max(5.0, time.monotonic() - began)  # most of it is the start
+    step_s = _step_s(whole)
     done = {"kills": 0, "launches": 0, "runs": 0, "steps_lost_most": 0}
     same: list[tuple[bool, bool]] = []
     while done["kills"] < kills:
@@ -168,12 +175,12 @@ def killed(
             done["kills"] += 1
             lost = recorded(workdir) - max(checkpoint.steps(workdir / "ckpt"), default=0)
             done["steps_lost_most"] = max(done["steps_lost_most"], lost)
-        same.append((trained(workdir) == trained(folder / "whole"), _equal_states(plan, workdir, folder / "whole")))
+        same.append((trained(workdir) == trained(whole), _equal_states(plan, workdir, whole)))
     return {
-        "max_staleness": max_staleness,
+        "max_staleness": config.rl.max_staleness,
         **done,
-        "trained": sum(trained(folder / "whole").values()),
-        "quarantined": len((folder / "whole" / "quarantine.jsonl").read_text().splitlines()),
+        "trained": sum(trained(whole).values()),
+        "quarantined": len((whole / "quarantine.jsonl").read_text().splitlines()),
         "tickets_equal": all(tickets for tickets, _ in same),
         "states_equal": all(states for _, states in same),
     }

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -506,6 +507,10 @@ def serving(
 
 
 def use_compilation_cache(folder: Path = Path("data/jax_cache")) -> None:
-    """Compiled programs survive the process: the second run of a shape starts at once."""
+    """Compiled programs survive the process: the second run of a shape starts at once. A cache that the environment
+    names (JAX_COMPILATION_CACHE_DIR) is taken as it is.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
     jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -14,6 +14,7 @@ from collections import Counter
 from launch import bench_chaos, cli
 from rl import checkpoint
 from rl.episodes import read_episodes
+from tests.chaos.conftest import STEPS
 
 WAIT_S = 300  # far beyond what it takes: a busy machine is slow
 DEADLINE_S = (
@@ -33,14 +34,14 @@ def score(answer, answers):
 """
 
 
-def test_killed_at_a_random_moment_and_resumed_it_is_the_same_run(tmp_path):
-    done = bench_chaos.killed(tmp_path, 1, kills=1, max_staleness=0, steps=8)
-    assert done["kills"] == 1 and done["trained"] == 8 * 4 and done["quarantined"] >= 1
+def test_killed_at_a_random_moment_and_resumed_it_is_the_same_run(runs, tmp_path):
+    done = bench_chaos.killed(tmp_path, runs.config, kills=1, whole=runs.root / "whole")
+    assert done["kills"] == 1 and done["trained"] == STEPS * 4 and done["quarantined"] >= 1
     assert done["tickets_equal"] and done["states_equal"], done
     assert done["steps_lost_most"] <= 2  # one that was being written, one whose record came before its save
 
 
-def test_a_stop_while_a_world_hangs_and_sampling_runs_ahead(tmp_path):
+def test_a_stop_while_a_world_hangs_and_sampling_runs_ahead(runs, tmp_path):
     """One task of ten hangs for ten minutes: its batch cannot be completed, and others finish behind it and wait."""
     steps, config = 6, bench_chaos.tiny(tmp_path)
     rows = [{"question": f"{i} + 1 = ?", "answers": [str(i + 1)]} for i in range(40)]

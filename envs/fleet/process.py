@@ -153,7 +153,7 @@ class Process:
             raise TimeoutError(f"process {self.pid} has read nothing for {deadline_s:.1f} s")
         try:
             self._connection.send_bytes(message)
-        except OSError as error:
+        except OSError:
             self._reader.join(2 * _REAP_S)  # it knows more
             raise self._lost() from None  # a broken pipe says less
         finally:

@@ -39,6 +39,8 @@ from rl.rollout.staleness import StalenessGate
 from rl.timeline import Recorder, unrecorded
 from rl.types import Mean, Status, Trajectory
 
+ASK_S = 1.0  # how late a process hears that another is to stop, while worlds are waited for
+
 
 @dataclasses.dataclass
 class Progress:
@@ -149,9 +151,8 @@ def train(
             with hosts.telling():
                 # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
                 feeder.let_in(progress.version)
-                complete = feeder.wait(stop)
-            if not all(hosts.exchange(complete)):
-                break  # nobody waits for a world: it may hang
+            if not all_complete(feeder, stop, hosts):
+                break
             with hosts.telling():
                 groups, refused = feeder.next_batch()
                 clock.mark("rollout")
@@ -224,6 +225,20 @@ def train(
         if progress.step > committed:  # it was asked to stop, in the middle of a batch
             commit(feeder, None)
     return state
+
+
+def all_complete(feeder: Feeder, stop: Callable[[], bool], hosts: Hosts) -> bool:
+    """Whether the next batch of every process is complete; False where one is to stop before. A world may hang, here or
+    with another, and no stop waits for it longer than ASK_S.
+    """
+    while True:
+        with hosts.telling():
+            complete = feeder.wait(stop, ASK_S)
+        told = hosts.exchange([complete, stop()])
+        if all(complete for complete, _ in told):
+            return True
+        if any(stopping for _, stopping in told):
+            return False
 
 
 def judge(

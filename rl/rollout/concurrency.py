@@ -18,8 +18,8 @@ from envs.base import EnvError
 BUSY = 0.9  # share of the lanes' time in use from which on no more episodes are wanted
 CROWDED = 2.0  # times the shortest mean of a call: then calls are in one another's way
 HALF, FEWER = 0.5, 0.8  # what is left of the episodes in flight: of a crowded world, where lanes are waited for
-FORGOTTEN = 1.25  # at each crowding: a world whose calls have become longer is not crowded for ever
-FEWEST_CALLS = 8  # for a mean
+FORGOTTEN = 1.1  # at each crowding: a world whose calls have become longer is not crowded for ever
+FEWEST_CALLS = 96  # for a mean: of log-normal seconds (σ = 1) it is then off by 13 % (one standard deviation)
 PERIOD_S = 1.0
 
 
@@ -85,31 +85,36 @@ class Seen:
 @dataclasses.dataclass(frozen=True)
 class InFlight:
     """Episodes that may be in flight; the shortest mean of a call so far; seconds until calls that began before the
-    last change have ended.
+    last change have ended; calls since the last mean, and their seconds.
     """
 
     most: int
     shortest_s: float = math.inf
     quiet_s: float = 0.0
+    calls: int = 0
+    calls_s: float = 0.0
 
 
 def next_in_flight(now: InFlight, seen: Seen, *, lanes: int, cap: int) -> InFlight:
     """One more for every four lanes while lanes are idle and all that may be are in flight. Half of them where the
     world takes twice as long as it did at best: fewer calls are then answered as many a second, and show again how long
-    one takes. A fifth less where a whole set of lanes waits for its turn. 1 <= most <= cap.
+    one takes. A fifth less where a whole set of lanes waits for its turn. 1 <= most <= cap. How long a call takes is
+    the mean of FEWEST_CALLS or more, over as many periods as that needs.
     """
     most, shortest_s, quiet_s = now.most, now.shortest_s, max(0.0, now.quiet_s - seen.seconds)
-    if seen.calls >= FEWEST_CALLS:
-        shortest_s = min(shortest_s, seen.call_s)
+    calls, calls_s = (0, 0.0) if quiet_s else (now.calls + seen.calls, now.calls_s + seen.calls * seen.call_s)
+    call_s = calls_s / calls if calls >= FEWEST_CALLS else None
+    if call_s is not None:
+        shortest_s, calls, calls_s = min(shortest_s, call_s), 0, 0.0
     if quiet_s:
         pass
-    elif seen.calls >= FEWEST_CALLS and seen.call_s > CROWDED * shortest_s:
-        most, shortest_s, quiet_s = math.floor(HALF * most), FORGOTTEN * shortest_s, seen.call_s
+    elif call_s is not None and call_s > CROWDED * shortest_s:
+        most, shortest_s, quiet_s = math.floor(HALF * most), FORGOTTEN * shortest_s, call_s
     elif seen.waiting > lanes:
         most = math.floor(FEWER * most)
     elif seen.busy_frac < BUSY and seen.in_flight >= most:
         most += max(1, lanes // 4)
-    return InFlight(min(max(1, most), cap), shortest_s, quiet_s)
+    return InFlight(min(max(1, most), cap), shortest_s, quiet_s, calls, calls_s)
 
 
 def seen_between(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> Seen:

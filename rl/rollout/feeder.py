@@ -8,7 +8,9 @@ affair alone: with max_staleness 0 it lets in what the next batch still lacks, a
 
 import dataclasses
 import itertools
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -83,12 +85,13 @@ class Feeder:
         self._gate.on_publish(version)
         self._fill()
 
-    def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until the next batch is complete, or nothing is under way that would complete it. False: `stop()` came
-        first, and whatever finishes meanwhile waits. Errors: what ended the thread.
+    def wait(self, stop: Callable[[], bool] = lambda: False, timeout_s: float = math.inf) -> bool:
+        """Waits until the next batch is complete, or nothing is under way that would complete it. False: `stop()` or
+        the end of `timeout_s` came first, and whatever finishes meanwhile waits. Errors: what ended the thread.
         """
+        until = time.monotonic() + timeout_s
         with self._changed:
-            while not stop():
+            while not stop() and time.monotonic() < until:
                 if self._changed.wait_for(lambda: self._error or self._complete() or not self._running, POLL_S):
                     if self._error is not None:
                         raise self._error

@@ -83,14 +83,15 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.ray_address = ""  # of a cluster that runs ("auto": this host's); "": one on this host, for the run
     c.rollout.calls_at_once = 0  # > 0: that the world bears, a search service say; the others wait, off the clock
     # True: of `threads` only as many episodes are in flight as keep the lanes busy; fewer where the world slows down.
+    # An evaluation that has a pool of its own is not bounded.
     c.rollout.adaptive = False
     # Further tries of an ENV_ERROR member, each on a fresh world, before it is left out of its group: after failures of
     # the infrastructure (a hang, a lost connection or process, no memory), of a group in all; after other failures.
     c.rollout.retries = 2
     c.rollout.group_retries = 8
     c.rollout.data_retries = 1
-    # A task whose groups fail alike on fresh worlds is not drawn again. More of them, over the tasks met so far: an
-    # error.
+    # A task whose groups fail alike on fresh worlds is not played again: its ticket passes. More of them, over the
+    # tasks met so far: an error.
     c.rollout.max_quarantined_frac = 0.25
     # Training alone: an episode is given up between two turns (ABANDONED) by the rules that are on.
     c.rollout.abandon = ml_collections.ConfigDict()

@@ -109,7 +109,8 @@ def train(
     span: Recorder = unrecorded,
 ) -> TrainState:
     """Train until `progress.step` is `steps`, or until `stop()` in any process, after a step or while a batch is waited
-    for (what has finished of it waits in the checkpoint); updates `progress` in place.
+    for (what has finished of it waits in the checkpoint, if there is a step that is not saved yet); updates `progress`
+    in place.
 
     `groups_per_batch` is of all processes together; `gate` counts this one's. `credit` is one of rl/credit.py.
     `outcome(ticket, trajectories)` is what a group, admitted or refused, tells the curriculum; `observe` takes what all
@@ -118,16 +119,15 @@ def train(
     compared with and not trained on (`without_overlong`); what ended as one of `excluded` is neither (`judge`). A batch
     is `minibatches` updates of the learner's, and so many steps. After every `ref_every` steps the reference that the
     state keeps is the policy of that moment. `pool` may be stored episodes (rl/replay.py). A task that `quarantine`
-    holds is not played. A failed *episode* is data; whatever a thread, the fault budget or the device raises ends the
-    loop, in every process. `span` records the phases of a step (rl/timeline.py): rollout (a batch is waited for),
-    batch, agree, learn, publish, eval, keep.
+    (None: no task is) holds is not played. A failed *episode* is data; whatever a thread, the fault budget or the
+    device raises ends the loop, in every process. `span` records the phases of a step (rl/timeline.py): rollout (a
+    batch is waited for), batch, agree, learn, publish, eval, keep.
     """
     if (steps - progress.step) % minibatches:
         raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
     last, skipped = progress.step >= steps, 0
     share = groups_per_batch // hosts.count
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
-    quarantine = Quarantine() if quarantine is None else quarantine
     judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit, excluded=excluded)
     committed = progress.step  # what it began from
 
@@ -144,7 +144,7 @@ def train(
             feeder = closing.enter_context(Feeder(
                 pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
                 size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
-                passes=lambda task: quarantine.holds(task.task_id),
+                passes=lambda task: quarantine is not None and quarantine.holds(task.task_id),
             ))  # fmt: skip
         while not last:
             clock = _Clock(span)
@@ -186,8 +186,9 @@ def train(
             records = hosts.exchange(own)
             progress.settle(ticket for record in records for ticket in record["settled"])
             observe([each for record in records for each in record["outcomes"]], progress.ticket)
-            failures = [each for record in records for each in record["failures"]]
-            quarantine.add(failures, sum(record["played"] for record in records))
+            if quarantine is not None:
+                failures = [each for record in records for each in record["failures"]]
+                quarantine.add(failures, sum(record["played"] for record in records))
             rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
             clock.mark("agree")
 
@@ -208,7 +209,10 @@ def train(
             # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
             with hosts.telling():
                 keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
-                record = {**rolled, **learned, **packed, "rollout/quarantined": Mean(len(quarantine), 1)}
+                record = {**rolled, **learned, **packed}
+                if quarantine is not None:
+                    quarantine.tell()
+                    record["rollout/quarantined"] = Mean(len(quarantine), 1)
                 success = None
                 if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
                     result = evaluate()

@@ -110,7 +110,7 @@ def next_in_flight(now: InFlight, seen: Seen, *, lanes: int, cap: int) -> InFlig
         pass
     elif call_s is not None and call_s > CROWDED * shortest_s:
         most, shortest_s, quiet_s = math.floor(HALF * most), FORGOTTEN * shortest_s, call_s
-    elif seen.waiting > lanes:
+    elif seen.waiting > lanes and seen.in_flight >= most:
         most = math.floor(FEWER * most)
     elif seen.busy_frac < BUSY and seen.in_flight >= most:
         most += max(1, lanes // 4)
@@ -134,10 +134,17 @@ def seen_between(before: Mapping[str, float], now: Mapping[str, float], seconds:
 @contextlib.contextmanager
 def adapting(engine: Any, pool: Any, *, lanes: int, cap: int, period_s: float = PERIOD_S) -> Iterator[None]:
     """Keep `pool` at as many episodes as `engine`, of `lanes` lanes, has use for, for as long as the block runs."""
-    stop, now = threading.Event(), InFlight(min(cap, 2 * lanes))
+    stop, now, failure = threading.Event(), InFlight(min(cap, 2 * lanes)), []
     pool.limit_in_flight(now.most)
 
     def run() -> None:
+        try:
+            adapt()
+        except BaseException as error:  # raised when the block ends; until then nothing is held back
+            failure.append(error)
+            pool.limit_in_flight(cap)
+
+    def adapt() -> None:
         state, before, since = now, engine.stats() | pool.stats(), time.monotonic()
         while not stop.wait(period_s):
             after, until = engine.stats() | pool.stats(), time.monotonic()
@@ -154,3 +161,5 @@ def adapting(engine: Any, pool: Any, *, lanes: int, cap: int, period_s: float = 
     finally:
         stop.set()
         thread.join()
+        if failure:
+            raise failure[0]

@@ -197,11 +197,11 @@ class Pool:
         """
         until = time.monotonic() + timeout_s
         self._stop.set()
-        if self.calls is not None:
-            self.calls.refuse(self._slots)
         with self._lock:
             sessions = [s.session for s in self._slots + self._lost if s.session is not None]
             self._end_all()
+        if self.calls is not None:
+            self.calls.refuse(self._slots)
         for session in sessions:
             session.close()  # wakes a thread that waits for tokens
         for slot in list(self._slots):

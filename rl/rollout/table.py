@@ -102,6 +102,8 @@ class Table:
             self.counts["late_attempts"] += 1
             return False
         self.counts["episodes"] += 1
+        if self.closing and trajectory.status is Status.ENV_ERROR:  # what it waited for was taken away
+            trajectory = job.empty(Status.CANCELLED, **trajectory.facts)
         if trajectory.status is Status.ENV_ERROR:
             failures = group.failures[member]
             failures.append(failure_of(trajectory))

@@ -159,10 +159,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "return bool(self._table.jobs)",
     ),
     Mutant(
+        "tests/rl/test_concurrency.py::test_who_waits_for_a_turn_when_the_pool_closes_is_cancelled",
+        "rl/rollout/table.py",
+        "if self.closing and trajectory.status is Status.ENV_ERROR:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_calls_of_very_different_length_are_no_crowd",
+        "rl/rollout/concurrency.py",
+        "call_s = calls_s / calls if calls >= FEWEST_CALLS else None",
+        "call_s = calls_s / calls if calls >= 8 else None",
+    ),
+    Mutant(
         "tests/rl/test_concurrency.py::test_it_never_exceeds_what_it_may",
         "rl/rollout/concurrency.py",
-        "return InFlight(min(max(1, most), cap), shortest_s, quiet_s)",
-        "return InFlight(max(1, most), shortest_s, quiet_s)",
+        "return InFlight(min(max(1, most), cap), shortest_s, quiet_s, calls, calls_s)",
+        "return InFlight(max(1, most), shortest_s, quiet_s, calls, calls_s)",
     ),
     Mutant(
         "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
@@ -1071,7 +1083,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_feeder.py::test_a_refused_group_takes_a_place_only_if_it_is_played_again",
         "rl/rollout/feeder.py",
-        "if all(t.task_id == task.task_id for t in trajectories):",
+        "if all(t.task_id == task.task_id for t in trajectories) and (trajectories or passes(task)):",
         "if True:",
     ),
     Mutant(

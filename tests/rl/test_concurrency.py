@@ -132,6 +132,27 @@ def test_never_more_calls_at_once_than_the_world_bears():
     assert not any(g.dropped for g in groups) and pool.stats()["env_errors"] == 0
 
 
+def test_who_waits_for_a_turn_when_the_pool_closes_is_cancelled():
+    began, leave = threading.Event(), threading.Event()
+
+    def step(action):
+        began.set()
+        leave.wait(10)
+        return ok(action)
+
+    pool = make_pool(step, threads=6, calls=CallLimit(1), call_deadline_s=20.0, budget=Budget(0, 0, 0))
+    pool.submit_group(0, TASK, 6)
+    assert began.wait(10)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    time.sleep(0.2)
+    leave.set()
+    closing.join(10)
+    stats = pool.stats()
+    assert stats["members_failed"] == 0 and stats["env_errors"] == 0 and stats["members_cancelled"] >= 5
+    assert stats["groups_cancelled"] == 1 and stats["groups_waiting"] == 0
+
+
 def test_waiting_for_a_turn_is_off_the_clock():
     """Two calls of a fifth of a second, one at a time, under a deadline that both together would miss."""
     calls = CallLimit(1)

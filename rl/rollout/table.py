@@ -108,7 +108,7 @@ class Table:
             failures = group.failures[member]
             failures.append(failure_of(trajectory))
             self._count_error(failures[-1])
-            if not self.closing and self._budget.allows(failures, group.spent):
+            if self._budget.allows(failures, group.spent):
                 self._retry(job, failures[-1])
                 return True
             facts = {**trajectory.facts, "repeated": repeated(failures)}

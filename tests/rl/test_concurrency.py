@@ -145,7 +145,8 @@ def test_who_waits_for_a_turn_when_the_pool_closes_is_cancelled():
     assert began.wait(10)
     closing = threading.Thread(target=pool.close)
     closing.start()
-    time.sleep(0.2)
+    while not pool.calls._refused:
+        time.sleep(0.01)
     leave.set()
     closing.join(10)
     stats = pool.stats()

@@ -280,7 +280,7 @@ def want_finished(progress: Progress, steps: int) -> None:
 
 @contextlib.contextmanager
 def exits_when_stopped(remedy: str = "") -> Iterator[None]:
-    """Where the block ends by `Stopped` the program ends: its sentence and the remedy, and the status of a signal."""
+    """Where the block ends by `Stopped` the program ends: its sentence and the remedy, and status 0."""
     try:
         yield
     except Stopped as early:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -16,7 +17,7 @@ from rl.rollout.concurrency import CallLimit
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """What a pool plays in: where an instance comes from, and how many calls the world bears at once (None: any)."""
+    """What a pool plays in: where an instance comes from, and when the world may be called (None: at any time)."""
 
     make_env: Callable[[], Env]
     calls: CallLimit | None
@@ -35,14 +36,18 @@ def placed(plan: Plan, world: World) -> Iterator[Placed]:
     Errors: FleetError where it cannot be made there.
     """
     r = plan.rollout
-    calls = CallLimit(r.calls_at_once) if r.calls_at_once else None
     if r.worlds == "threads":
-        yield Placed(world.make_env, calls)
+        yield Placed(world.make_env, CallLimit(r.calls_at_once) if r.calls_at_once else None)
         return
     with _members(r.worlds, r.ray_address) as member:
         start = partial(member, plan.world, plan.world_options)
-        with contextlib.closing(Fleet(start, r.processes, deadline_s=r.call_deadline_s)) as fleet:
-            yield Placed(fleet.make_env, calls)
+        with contextlib.closing(Fleet(start, r.processes, deadline_s=deadline_s(r.call_deadline_s))) as fleet:
+            yield Placed(fleet.make_env, CallLimit(r.calls_at_once or math.inf, fleet.ready))
+
+
+def deadline_s(call_deadline_s: float) -> float:
+    """Of a fleet, where a pool gives a thread up at `call_deadline_s`: sooner, so that the fleet gives up the call."""
+    return call_deadline_s - min(1.0, 0.1 * call_deadline_s)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@ actors.
 
 A member that ends takes with it the episodes that its instances play, which end as ENV_ERROR, and no others: an
 instance between two episodes moves to another member at its next `reset`. The place of a member is filled again, after
-a pause that doubles with each member in a row that came to nothing. A call past its deadline is given up with its
-instance. A member that has lost many instances so, or no longer answers at all, is replaced too.
+a pause that doubles with each member in a row that came to nothing; who wants to begin an episode meanwhile waits in
+`ready`, which is no call of the world. A call past its deadline is given up with its instance. A member that has lost
+many instances so, or no longer answers at all, is replaced too.
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ from envs.fleet.host import CALL, CLOSE, OPEN, opened, request
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 30.0
 HEALTHY_S = 30.0  # a member that lived so long leaves no pause behind
-MOST_HUNG = 4  # calls that never returned, of one member: each holds a thread of it, and perhaps a core
+MOST_HUNG = 4  # calls of one member that do not return: each holds a thread of it, and perhaps a core
+REST_S = 60.0  # in which nobody called a retired member: the episodes in it are over, though they did not say so
 TICK_S = 0.25
 
 
@@ -40,7 +42,7 @@ class Member(Protocol):
 
     def call(self, instance: int, verb: int, body: bytes, deadline_s: float) -> bytes: ...
 
-    def tell(self, instance: int, verb: int) -> None: ...
+    def tell(self, instance: int, verb: int) -> Callable[[], bool]: ...  # whether it has answered
 
     def silent_s(self) -> float: ...
 
@@ -66,7 +68,13 @@ class _Running:
     began_s: float
     instances: set[int] = dataclasses.field(default_factory=set)
     playing: set[int] = dataclasses.field(default_factory=set)  # of them: in an episode
-    hung: int = 0
+    called_s: float = 0.0  # when a call began last
+    late: list[Callable[[], bool]] = dataclasses.field(default_factory=list)  # given up: whether they have ended
+
+    @property
+    def hung(self) -> int:
+        """Calls that were given up and have not ended."""
+        return len(self.late)
 
     @property
     def takes_more(self) -> bool:
@@ -111,13 +119,16 @@ class Fleet:
         self._places = [_Place() for _ in range(n)]
         self._retired: list[_Running] = []  # no episode begins in them any more
         self._closed, self._close_s = False, 0.0
+        self._ready_s = time.monotonic()  # when there was a ready member last
         self._failure: BaseException | None = None
         self._last = "none"  # how the last one ended
+        self._began = False  # all were ready once
         self._counts = dict.fromkeys(["started", "died", "hung_calls", "retired"], 0)
         self._supervisor = threading.Thread(target=self._supervise, name="fleet-supervisor", daemon=True)
         self._supervisor.start()
         try:
             self._wait_until_ready()
+            self._began = True
         except BaseException:
             self.close()
             raise
@@ -126,8 +137,15 @@ class Fleet:
         """One instance, in the ready member that has the fewest. Errors (EnvError): there is none, also not within
         `deadline_s`; the world's own.
         """
-        running, instance, spec, has_snapshot = self._open()
+        running, instance, spec, has_snapshot = self._open(time.monotonic() + self._deadline_s)
         return (_Restorable if has_snapshot else RemoteEnv)(self, running, instance, spec)
+
+    def ready(self, timeout_s: float) -> bool:
+        """Waits for a member in which an episode can begin. True also where nobody should wait any longer, and a call
+        fails at once: the fleet is closed, or has failed, or none of its members was ready for as long as one may take.
+        """
+        with self._changed:
+            return self._changed.wait_for(self._is_settled, timeout_s)
 
     def stats(self) -> dict[str, int]:
         """Members started, died and retired, and calls that hung, since the start; instances and members now."""
@@ -153,16 +171,16 @@ class Fleet:
 
     # Instances
 
-    def _open(self) -> tuple[_Running, int, EnvSpec, bool]:
-        instance, until_s = next(self._numbers), time.monotonic() + self._deadline_s
+    def _open(self, until_s: float) -> tuple[_Running, int, EnvSpec, bool]:
+        instance = next(self._numbers)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._failure or self._free(), self._deadline_s)
+            self._changed.wait_for(self._is_settled, max(0.0, until_s - time.monotonic()))
             running = None if self._closed or self._failure else self._free()
             if running is None:
                 raise EnvLost(f"no member of the fleet is ready: {self._why()}") from self._failure
             running.instances.add(instance)
         try:
-            spec, has_snapshot = self._call(running, instance, OPEN, b"", max(0.01, until_s - time.monotonic()))
+            spec, has_snapshot = self._call(running, instance, OPEN, b"", until_s)
         except EnvError:
             self._forget(running, instance)
             running.member.tell(instance, CLOSE)  # what it began there
@@ -177,25 +195,35 @@ class Fleet:
             (r for r in self._running() if r.takes_more), key=lambda running: len(running.instances), default=None
         )
 
-    def _call(self, running: _Running, instance: int, verb: int, body: bytes, deadline_s: float | None = None) -> Any:
-        """Errors: EnvError, whatever it is. After one that is not the world's own the instance is gone."""
+    def _is_settled(self) -> bool:
+        overdue = time.monotonic() - self._ready_s > self._start_s + MOST_PAUSE_S
+        return self._closed or self._failure is not None or overdue or self._free() is not None
+
+    def _call(self, running: _Running, instance: int, verb: int, body: bytes, until_s: float | None = None) -> Any:
+        """Until `until_s` (monotonic; None: for one deadline). Errors: EnvError, whatever it is. After one that is not
+        the world's own the instance is gone.
+        """
+        running.called_s = now = time.monotonic()
+        left_s = self._deadline_s if until_s is None else max(0.01, until_s - now)
         try:
-            return opened(running.member.call(instance, verb, body, deadline_s or self._deadline_s))
+            return opened(running.member.call(instance, verb, body, left_s))
         except TimeoutError as error:
-            self._forget(running, instance, hung=True)
-            running.member.tell(instance, CLOSE)  # should its call ever end
+            self._forget(running, instance)
+            has_ended = running.member.tell(instance, CLOSE)  # should its call ever end
+            with self._changed:
+                running.late.append(has_ended)
+                self._counts["hung_calls"] += 1
             raise EnvError(str(error)) from error
         except ConnectionError as error:
             self._forget(running, instance)
+            if running.member.ended is None:  # the answer alone was lost
+                running.member.tell(instance, CLOSE)
             raise EnvError(str(error)) from error
 
-    def _forget(self, running: _Running, instance: int, *, hung: bool = False) -> None:
+    def _forget(self, running: _Running, instance: int) -> None:
         with self._changed:
             running.instances.discard(instance)
             running.playing.discard(instance)
-            if hung:
-                running.hung += 1
-                self._counts["hung_calls"] += 1
 
     def _begins(self, running: _Running, instance: int) -> bool:
         """Whether an episode can begin in this instance; if so it has begun."""
@@ -214,6 +242,8 @@ class Fleet:
                     self._changed.wait_for(lambda: self._closed, TICK_S if self._all_ready() else TICK_S / 10)
                     if self._closed:
                         return
+                    if self._free() is not None:
+                        self._ready_s = time.monotonic()
                 for place in self._places:
                     self._look_at(place)
                 for running in list(self._retired):
@@ -235,12 +265,19 @@ class Fleet:
         now, running = time.monotonic(), place.running
         if running is None:
             if now >= place.not_before_s:
-                member = self._start()
+                try:
+                    member = self._start()
+                except OSError as error:  # no memory, no descriptors: the others play on
+                    if not self._began:
+                        raise
+                    self._fails(place, now, f"none could be started: {type(error).__name__}: {error}")
+                    return
                 with self._changed:
                     place.running = _Running(member, now)
                     self._counts["started"] += 1
             return
         member = running.member
+        self._look_at_late(running)
         if not member.ready and member.ended is None and now - running.began_s > self._start_s:
             member.kill(f"its world was not made within {self._start_s:.0f} s")
         elif member.ready and member.silent_s() > self._silence_s:
@@ -261,18 +298,28 @@ class Fleet:
 
     def _replace(self, place: _Place, running: _Running, now: float) -> None:
         member = running.member
+        why = f": {member.why_not}" if member.why_not else ""
+        self._fails(place, now, f"the process {member.pid} {member.ended}{why}")
+
+    def _fails(self, place: _Place, now: float, how: str) -> None:
         with self._changed:
             place.running = None
             self._counts["died"] += 1
             place.failures += 1
             place.not_before_s = now + pause_s(place.failures)
-            self._last = f"the process {member.pid} {member.ended}{f': {member.why_not}' if member.why_not else ''}"
+            self._last = how
             self._changed.notify_all()
-        logging.warning("fleet: %s; another takes its place in %.1f s", self._last, place.not_before_s - now)
+        logging.warning("fleet: %s; another takes its place in %.1f s", how, place.not_before_s - now)
+
+    def _look_at_late(self, running: _Running) -> None:
+        if any(has_ended() for has_ended in running.late):
+            with self._changed:
+                running.late = [has_ended for has_ended in running.late if not has_ended()]
 
     def _let_end(self, running: _Running) -> None:
-        """A retired member goes with the last episode that it plays."""
-        if not running.playing or running.member.silent_s() > self._silence_s:
+        """A retired member goes with the last episode that it plays, or when none has asked for anything for long."""
+        rests = time.monotonic() - running.called_s > max(REST_S, 2 * self._deadline_s)
+        if not running.playing or rests or running.member.silent_s() > self._silence_s:
             running.member.kill(f"{running.hung} of its calls hung")
         if running.member.is_gone():
             with self._changed:
@@ -312,12 +359,13 @@ class RemoteEnv(Env):
         return self._running.member.pid
 
     def reset(self, task: Task) -> Observation:
-        body = request("reset", task)
+        """In another instance where this one is gone; making it and the call itself have one deadline together."""
+        body, until_s = request("reset", task), time.monotonic() + self._fleet._deadline_s
         while not self._fleet._begins(self._running, self._instance):
             self._fleet._forget(self._running, self._instance)
             self._running.member.tell(self._instance, CLOSE)  # where it still is
-            self._running, self._instance, self.spec, _ = self._fleet._open()
-        observation, spec = self._call(body)
+            self._running, self._instance, self.spec, _ = self._fleet._open(until_s)
+        observation, spec = self._call(body, until_s)
         self.spec = spec or self.spec
         return observation
 
@@ -334,8 +382,8 @@ class RemoteEnv(Env):
             self._fleet._forget(running, instance)
             self._fleet._call(running, instance, CLOSE, b"")
 
-    def _call(self, body: bytes) -> Any:
-        return self._fleet._call(self._running, self._instance, CALL, body)
+    def _call(self, body: bytes, until_s: float | None = None) -> Any:
+        return self._fleet._call(self._running, self._instance, CALL, body, until_s)
 
 
 class _Restorable(RemoteEnv):

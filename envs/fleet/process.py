@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -72,12 +72,12 @@ class Process:
 
     def call(self, instance: int, verb: int, body: bytes, deadline_s: float) -> bytes:
         """One call of an instance: its answer. Errors: ConnectionError where the process ends, TimeoutError."""
-        number, waiter = next(self._numbers), _Waiter()
+        number, waiter, until_s = next(self._numbers), _Waiter(), time.monotonic() + deadline_s
         self._waiting[number] = waiter
         try:
             if self.ended is None:
                 self._send(HEAD.pack(number, instance, verb) + body, deadline_s)
-                if not waiter.came.acquire(timeout=deadline_s):
+                if not waiter.came.acquire(timeout=max(0.0, until_s - time.monotonic())):
                     raise TimeoutError(f"the world's call ran {deadline_s:.1f} s in process {self.pid}, its deadline")
         finally:
             self._waiting.pop(number, None)
@@ -85,10 +85,15 @@ class Process:
             raise self._lost()
         return waiter.body
 
-    def tell(self, instance: int, verb: int) -> None:
-        """A call whose answer nobody waits for."""
-        with contextlib.suppress(OSError):
-            self._send(HEAD.pack(next(self._numbers), instance, verb), _REAP_S)
+    def tell(self, instance: int, verb: int) -> Callable[[], bool]:
+        """A call whose answer nobody waits for; what is given says whether it has come."""
+        number, waiter = next(self._numbers), _Waiter()
+        self._waiting[number] = waiter
+        try:
+            self._send(HEAD.pack(number, instance, verb), _REAP_S)
+        except OSError:
+            self._waiting.pop(number, None)
+        return lambda: waiter.body is not None
 
     def silent_s(self) -> float:
         """Seconds for which it has not answered that it is there; asks it."""
@@ -153,11 +158,13 @@ class Process:
             raise TimeoutError(f"process {self.pid} has read nothing for {deadline_s:.1f} s")
         try:
             self._connection.send_bytes(message)
+            return
         except OSError:
-            self._reader.join(2 * _REAP_S)  # it knows more
-            raise self._lost() from None  # a broken pipe says less
+            pass
         finally:
-            self._sending.release()
+            self._sending.release()  # the reader needs it to come to its end
+        self._reader.join(2 * _REAP_S)  # it knows more than a broken pipe
+        raise self._lost()
 
     def _read(self) -> None:
         """Hand out answers until there are no more; then say how the process ended."""

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.base import EnvError
@@ -132,18 +132,22 @@ class RayActor:
         return self._ready
 
     def call(self, instance: int, verb: int, body: bytes, deadline_s: float) -> bytes:
-        """One call of an instance: its answer. Errors: ConnectionError where the actor ends, TimeoutError."""
+        """One call of an instance: its answer. Errors: ConnectionError where the actor ends or Ray fails, TimeoutError."""
         try:
             return self._ray.get(self._actor.call.remote(instance, verb, body), timeout=deadline_s)
         except self._ray.exceptions.GetTimeoutError as error:
             raise TimeoutError(f"the world's call ran {deadline_s:.1f} s in actor {self.pid}, its deadline") from error
-        except self._ray.exceptions.RayActorError as error:
+        except self._ray.exceptions.RayError as error:  # the actor has ended, or the cluster has lost the answer
             self.is_gone()
             raise ConnectionError(f"the actor {self.pid} of the world {self._name!r} {self._how(error)}") from error
 
-    def tell(self, instance: int, verb: int) -> None:
-        """A call whose answer nobody waits for."""
-        self._actor.call.remote(instance, verb, b"")
+    def tell(self, instance: int, verb: int) -> Callable[[], bool]:
+        """A call whose answer nobody waits for; what is given says whether it has come."""
+        try:
+            answer = self._actor.call.remote(instance, verb, b"")
+        except self._ray.exceptions.RayError:
+            return lambda: False
+        return lambda: self._is_done(answer)
 
     def silent_s(self) -> float:
         """Seconds for which it has not answered that it is there; asks it."""

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from envs.base import EnvError
@@ -21,38 +21,40 @@ HALF, FEWER = 0.5, 0.8  # what is left of the episodes in flight: of a crowded w
 FORGOTTEN = 1.1  # at each crowding: a world whose calls have become longer is not crowded for ever
 FEWEST_CALLS = 96  # for a mean: of log-normal seconds (σ = 1) it is then off by 13 % (one standard deviation)
 PERIOD_S = 1.0
+_LOOK_S = 0.2  # for the end of the run, while a world is made again
 
 
 class CallLimit:
-    """At most `most` calls of a world at once, over all threads and pools that share it.
+    """At most `most` calls of a world at once, over all threads and pools that share it; and no episode begins before
+    the world is there: `ready(seconds)` waits so long at most, and says whether it is (None: it always is).
 
     `clock` is monotonic seconds less those that this thread has waited here: what a world's calls are timed by.
     """
 
-    def __init__(self, most: int):
+    def __init__(self, most: float = math.inf, ready: Callable[[float], bool] | None = None):
         if most < 1:
             raise ValueError(f"CallLimit: got {most=}, want at least 1")
-        self._most, self._holders, self._refused = most, set(), set()
+        self._most, self._holders, self._refused, self._ready = most, set(), set(), ready
         self._changed = threading.Condition()
         self._own = threading.local()
 
     @contextlib.contextmanager
-    def turn(self, holder: Any) -> Iterator[None]:
-        """Waits until `holder` may call, for as long as the block runs. Errors: EnvError where it is refused."""
-        began_s = time.monotonic()
-        with self._changed:
-            self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)
-            if holder in self._refused:
-                self._changed.notify()  # this waking was perhaps another's
-                raise EnvError("the call was given up before its turn came")
-            self._holders.add(holder)
+    def turn(self, holder: Any, *, begins: bool = False) -> Iterator[None]:
+        """Waits until `holder` may call, for as long as the block runs; one that `begins` an episode also for the world
+        to be there. Errors: EnvError where it is refused.
+        """
+        began_s, begins = time.monotonic(), begins and self._ready is not None
+        self._take(holder)
+        while begins and not self._ready(0.0):  # others may call meanwhile
+            self._give_back(holder)
+            while holder not in self._refused and not self._ready(_LOOK_S):
+                pass
+            self._take(holder)
         self._own.waited_s = self._waited_s() + time.monotonic() - began_s
         try:
             yield
         finally:
-            with self._changed:
-                self._holders.discard(holder)
-                self._changed.notify()
+            self._give_back(holder)
 
     def refuse(self, holders: Iterable[Any]) -> None:
         """No turn for these any more; one whose call has not ended holds nobody up."""
@@ -60,6 +62,19 @@ class CallLimit:
             self._refused.update(holders)
             self._holders -= self._refused
             self._changed.notify_all()
+
+    def _take(self, holder: Any) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)
+            if holder in self._refused:
+                self._changed.notify()  # this waking was perhaps another's
+                raise EnvError("the call was given up before its turn came")
+            self._holders.add(holder)
+
+    def _give_back(self, holder: Any) -> None:
+        with self._changed:
+            self._holders.discard(holder)
+            self._changed.notify()
 
     def clock(self) -> float:
         return time.monotonic() - self._waited_s()

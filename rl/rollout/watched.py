@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from envs.base import Env, EnvError, Task
@@ -41,14 +42,14 @@ class WatchedEnv:
 
     def __init__(self, watch: Watch, make_env: Callable[[], Env], calls: CallLimit | None = None):
         self._watch, self._calls = watch, calls
-        self._env = guarded("make_env", self._timed, make_env)
+        self._env = guarded("make_env", partial(self._timed, begins=True), make_env)
 
     @property
     def spec(self):
         return self._env.spec
 
     def reset(self, task: Task):
-        return self._timed(self._env.reset, task)
+        return self._timed(self._env.reset, task, begins=True)
 
     def step(self, action: str):
         return self._timed(self._env.step, action)
@@ -63,10 +64,10 @@ class WatchedEnv:
         except EnvError as error:
             logging.warning("env-%d: %s", self._watch.index, error)
 
-    def _timed(self, function: Callable, *args):
+    def _timed(self, function: Callable, *args, begins: bool = False):
         if self._calls is None:
             return self._clocked(function, *args)
-        with self._calls.turn(self._watch):
+        with self._calls.turn(self._watch, begins=begins):
             return self._clocked(function, *args)
 
     def _clocked(self, function: Callable, *args):

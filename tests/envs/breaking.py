@@ -124,8 +124,9 @@ def task(seed, **data):
     return Task(f"breaking/{seed}", "toy", "train", seed, (Message("user", f"task {seed}"),), data)
 
 
-def make_world(*, refuse: bool = False, die: bool = False) -> World:
-    """The world; or none at all."""
+def make_world(*, refuse: bool = False, die: bool = False, slow_s: float = 0.0) -> World:
+    """The world, after `slow_s`; or none at all."""
+    time.sleep(slow_s)
     if refuse:
         raise ValueError("refused: there is no such world")
     if die:

@@ -7,16 +7,18 @@ import subprocess
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from envs import make_world
 from envs.base import EnvError, EnvLost, Observation, Step
-from envs.failures import kind_of
+from envs.failures import INFRASTRUCTURE, kind_of
 from envs.fleet import fleet as fleets
 from envs.fleet import host
 from envs.fleet.fleet import Fleet, FleetError, pause_s
 from envs.fleet.process import Process
+from envs.fleet.ray_actor import RayActor
 from rl.rollout.watched import guarded
 from tests.envs import breaking
 from tests.envs.breaking import TURNS, task
@@ -215,6 +217,25 @@ def test_a_hung_call_is_given_up_and_many_cost_their_process(monkeypatch):
         fleet.close()
 
 
+def test_making_an_instance_and_its_first_call_have_one_deadline_together(monkeypatch):
+    fleet = breaking_fleet(1)
+    try:
+        env, given = fleet.make_env(), []
+        fleet._forget(env._running, env._instance)  # it is gone: the next reset makes another
+        member, calls = env._running.member, env._running.member.call
+
+        def call(instance, verb, body, deadline_s):
+            given.append(deadline_s)
+            time.sleep(0.5)
+            return calls(instance, verb, body, deadline_s)
+
+        monkeypatch.setattr(member, "call", call)
+        env.reset(task(0))
+        assert len(given) == 2 and given[0] <= 60.0 and given[1] <= given[0] - 0.5
+    finally:
+        fleet.close()
+
+
 def test_a_process_that_does_not_answer_is_killed(caplog):
     fleet = breaking_fleet(1, silence_s=2.0)
     try:
@@ -327,3 +348,81 @@ def test_a_world_by_its_module():
         make_world("envs.arith:nothing")
     with pytest.raises(ValueError, match=r"options \['size'\]"):
         make_world(BREAKING, size=3)
+
+
+class Full:
+    """What starts members until there are no descriptors left, twice; then there are some again."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        if self.asked in (3, 4):
+            raise OSError(24, "Too many open files")
+        return Process(BREAKING, {})
+
+
+def test_a_member_that_cannot_be_started_again_is_tried_again():
+    start = Full()
+    fleet = Fleet(start, 2, deadline_s=60.0)
+    try:
+        one, other = fleet.make_env(), fleet.make_env()
+        os.kill(one.pid, signal.SIGKILL)
+        until(lambda: start.asked == 5 and fleet.stats()["members"] == 2)
+        assert fleet.stats()["died"] == 3 and play(other, task(1)) == play(breaking.make_world().make_env(), task(1))
+    finally:
+        fleet.close()
+    start.asked = 2  # the user hears of the first
+    with pytest.raises(FleetError, match="OSError: .*Too many open files"):
+        Fleet(start, 1, deadline_s=60.0)
+
+
+def test_a_call_that_ends_late_hangs_no_more(monkeypatch):
+    """And its member is not given up for it."""
+    fleet = breaking_fleet(1)
+    try:
+        for _ in range(fleets.MOST_HUNG + 1):
+            env = fleet.make_env()
+            env.reset(task(1, seconds=0.4))
+            with monkeypatch.context() as patch:
+                patch.setattr(fleet, "_deadline_s", 0.1)
+                with pytest.raises(EnvError, match="its deadline"):
+                    env.step("a")
+            until(lambda running=env._running: not running.late)
+        stats = fleet.stats()
+        assert stats["hung_calls"] == fleets.MOST_HUNG + 1 and stats["started"] == 1 and not stats["retired"]
+    finally:
+        fleet.close()
+
+
+def test_a_retired_member_waits_for_no_episode_that_was_left(monkeypatch):
+    monkeypatch.setattr(fleets, "REST_S", 0.5)
+    fleet = breaking_fleet(1)
+    try:
+        left = fleet.make_env()
+        left.reset(task(0))  # and its worker ends it
+        fleet._deadline_s = 0.2
+        left._running.late = [lambda: False] * fleets.MOST_HUNG
+        until(lambda: fleet.stats()["retired"] == 1 and left.pid not in fleet.pids())
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("name", ["ObjectLostError", "RayActorError", "GetTimeoutError"])
+def test_what_ray_loses_is_the_infrastructures(name):
+    """Without Ray: its errors, by their tree."""
+    errors = {"RayError": type("RayError", (Exception,), {})}
+    for each in ("ObjectLostError", "RayActorError", "GetTimeoutError"):
+        errors[each] = type(each, (errors["RayError"],), {})
+
+    def get(ref, timeout=None):
+        raise errors[name]("object 0f3a is lost")
+
+    actor = RayActor.__new__(RayActor)
+    actor._ray = SimpleNamespace(exceptions=SimpleNamespace(**errors), get=get, wait=lambda *a, **k: ([], []))
+    actor._actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *args: None))
+    actor.pid, actor._name, actor._killed, actor.ended, actor._life = 1, "breaking", "", None, None
+    with pytest.raises(EnvError) as raised:
+        guarded("step", actor.call, 1, host.CALL, b"", 1.0)
+    assert kind_of(raised.value) == INFRASTRUCTURE

@@ -177,6 +177,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "return InFlight(max(1, most), shortest_s, quiet_s, calls, calls_s)",
     ),
     Mutant(
+        "tests/laws/test_fleet.py::test_a_member_that_is_made_again_costs_no_more_than_its_episodes",
+        "rl/rollout/concurrency.py",
+        "while begins and not self._ready(0.0):  # others may call meanwhile",
+        "while False:",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_a_call_that_hangs_there_costs_no_thread_here",
+        "launch/worlds.py",
+        "return call_deadline_s - min(1.0, 0.1 * call_deadline_s)",
+        "return call_deadline_s + 1.0",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_member_that_cannot_be_started_again_is_tried_again",
+        "envs/fleet/fleet.py",
+        "if not self._began:",
+        "if True:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_call_that_ends_late_hangs_no_more",
+        "envs/fleet/fleet.py",
+        "if any(has_ended() for has_ended in running.late):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_what_ray_loses_is_the_infrastructures",
+        "envs/fleet/ray_actor.py",
+        "except self._ray.exceptions.RayError as error:  # the actor has ended, or",
+        "except self._ray.exceptions.RayActorError as error:  # the actor has ended, or",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_retired_member_waits_for_no_episode_that_was_left",
+        "envs/fleet/fleet.py",
+        "if not running.playing or rests or running.member.silent_s() > self._silence_s:",
+        "if not running.playing or running.member.silent_s() > self._silence_s:",
+    ),
+    Mutant(
         "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
         "envs/fleet/host.py",
         "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",

@@ -17,7 +17,10 @@ import pytest
 
 from envs.fleet.fleet import Fleet
 from envs.fleet.process import Process
+from launch import worlds
 from models.sampling import Sampling
+from rl.rollout.concurrency import CallLimit
+from rl.rollout.failures import Budget
 from rl.rollout.keys import key_data
 from rl.rollout.pool import Pool
 from rl.types import Status, Turn
@@ -170,3 +173,66 @@ def test_no_process_outlives_its_fleet():
             os.kill(pid, 0)
     thread.join(5)
     assert said == ["EnvError"] and not thread.is_alive()
+
+
+def test_a_member_that_is_made_again_costs_no_more_than_its_episodes():
+    """Also where that takes longer than a deadline: waiting for it is no call of the world."""
+    deadline_s, slow_s = 1.0, 1.5
+    made = []
+
+    def start():
+        made.append(Process(BREAKING, {"slow_s": slow_s if made else 0.0}))
+        return made[-1]
+
+    fleet = Fleet(start, 1, deadline_s=worlds.deadline_s(deadline_s))
+    calls = CallLimit(ready=fleet.ready)
+    pool = Pool(
+        Engine(), fleet.make_env, ByteCodec(), threads=6, seed=SEED, sampling=Sampling(), call_deadline_s=deadline_s,
+        max_turn_tokens=20, max_tokens=300, calls=calls, clock=calls.clock,
+    )  # fmt: skip
+    try:
+        for ticket in range(6):
+            pool.submit_group(ticket, breaking.task(ticket, seconds=0.05), SIZE)
+        first = pool.next_group(60)
+        made[0].kill("chaos")
+        groups = [first, *(pool.next_group(60) for _ in range(5))]
+        stats = pool.stats()
+        assert len(made) == 2 and not any(group.dropped for group in groups)
+        assert stats["retries"] <= 6 and stats["members_failed"] == stats["lost_threads"] == 0
+    finally:
+        pool.close()
+        fleet.close()
+
+
+def test_a_call_that_hangs_there_costs_no_thread_here():
+    """The fleet gives it up before the pool would."""
+    fleet = Fleet(partial(Process, BREAKING, {}), 1, deadline_s=worlds.deadline_s(1.0))
+    pool = Pool(
+        Engine(), fleet.make_env, ByteCodec(), threads=3, seed=SEED, sampling=Sampling(), call_deadline_s=1.0,
+        max_turn_tokens=20, max_tokens=300, budget=Budget(0, 0, 0),
+    )  # fmt: skip
+    try:
+        pool.submit_group(0, breaking.task(0, fault="hang"), 3)
+        group = pool.next_group(60)
+        assert all("its deadline" in t.facts["error"] for t in group.trajectories)
+        assert pool.stats()["lost_threads"] == 0 and fleet.stats()["hung_calls"] == 3
+    finally:
+        pool.close()
+        fleet.close()
+
+
+def test_close_waits_for_no_member_that_is_made_again():
+    fleet = Fleet(partial(Process, BREAKING, {}), 1, deadline_s=5.0)
+    calls = CallLimit(ready=fleet.ready)
+    fleet._places[0].running.member.ready = False  # as one that is being made
+    pool = Pool(
+        Engine(), fleet.make_env, ByteCodec(), threads=2, seed=SEED, sampling=Sampling(), call_deadline_s=9.0,
+        max_turn_tokens=20, max_tokens=300, calls=calls, clock=calls.clock,
+    )  # fmt: skip
+    try:
+        pool.submit_group(0, breaking.task(0), 2)
+        time.sleep(0.1)
+        began_s = time.monotonic()
+        assert pool.close() and time.monotonic() - began_s < 2.0 and not pool.stats()["lost_threads"]
+    finally:
+        fleet.close()

@@ -1,7 +1,8 @@
 """Worlds that fail on purpose: any world of this repository behind faults that are drawn by seed.
 
 Each reset draws anew whether this episode is faulted, how, and at which call of it (reset, or one of the first steps):
-a function of (seed, task, how often the task was reset before in this process), so that another try draws again.
+a function of (seed, task, how often the task was reset before), so that another try draws again. Resets are counted in
+this process, or in a folder, for all processes: one that ends takes no count with it.
 
 | fault | what happens |
 |---|---|
@@ -21,6 +22,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -40,12 +42,15 @@ _GARBAGE = (None, [], "42", Step(None, "yes", None), Step(Observation("?"), Fals
 
 
 class Faults:
-    """Which episodes are faulted, and how; counts what was injected, by kind ("broken" too). Thread-safe.
+    """Which episodes are faulted, and how; counts what was injected, by kind ("broken" too). Thread-safe; those with
+    one folder `counts` count together.
 
     Errors (ValueError): a kind that does not exist, shares beyond [0, 1].
     """
 
-    def __init__(self, kinds: Sequence[str], share: float, broken: float, calls: int, seed: int):
+    def __init__(
+        self, kinds: Sequence[str], share: float, broken: float, calls: int, seed: int, counts: str | Path | None = None
+    ):
         unknown = sorted({*kinds} - {*KINDS})
         if unknown or not kinds or calls < 1 or not (0 <= share <= 1 and 0 <= broken <= 1):
             raise ValueError(
@@ -53,9 +58,20 @@ class Faults:
                 "shares from 0 to 1 and at least one call"
             )
         self._kinds, self._share, self._broken, self._calls, self._seed = tuple(kinds), share, broken, calls, seed
+        self._counts = None if counts is None else Path(counts)
+        if self._counts is not None:
+            self._counts.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # guards all below
-        self._resets: Counter[str] = Counter()
-        self.injected: Counter[str] = Counter()
+        self._known: Counter[str] = Counter()
+
+    @property
+    def injected(self) -> Counter[str]:
+        """How often each kind was injected."""
+        with self._lock:
+            known = dict(self._known)
+        if self._counts is not None:
+            known = {file.name: file.stat().st_size for file in self._counts.iterdir()}
+        return Counter({name: known[name] for name in (*KINDS, "broken") if name in known})
 
     def is_broken(self, task: Task) -> bool:
         """Whether every reset of the task fails."""
@@ -65,19 +81,33 @@ class Faults:
         """(kind, call, choice) of the reset that begins now: the fault comes at that call, 0 being reset itself, and
         `choice` picks its form. Kind "": none.
         """
-        with self._lock:
-            self._resets[task.task_id] += 1
-            rng = self._rng(task, self._resets[task.task_id])
+        rng = self._rng(task, self._add(f"reset-{_number(task):08x}"))
         if rng.random() >= self._share:
             return "", 0, 0
         return str(rng.choice(self._kinds)), int(rng.integers(self._calls)), int(rng.integers(1 << 16))
 
     def count(self, kind: str) -> None:
-        with self._lock:
-            self.injected[kind] += 1
+        self._add(kind)
+
+    def _add(self, name: str) -> int:
+        """Counts one more of it: how many there are then. In a folder it is the length of a file."""
+        if self._counts is None:
+            with self._lock:
+                self._known[name] += 1
+                return self._known[name]
+        fd = os.open(self._counts / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(fd, b".")
+            return os.lseek(fd, 0, os.SEEK_CUR)
+        finally:
+            os.close(fd)
 
     def _rng(self, task: Task, reset: int) -> np.random.Generator:
-        return np.random.default_rng((self._seed, zlib.crc32(task.task_id.encode()), reset))
+        return np.random.default_rng((self._seed, _number(task), reset))
+
+
+def _number(task: Task) -> int:
+    return zlib.crc32(task.task_id.encode())
 
 
 class ChaosEnv:
@@ -127,6 +157,7 @@ def make_world(
     hang_s: float = 3600.0,
     slow_s: float = 0.05,
     seed: int = 0,
+    counts: str | None = None,
 ) -> World:
     """The world called `world`, made with `options`, behind faults; with both shares 0 it is as it is.
 
@@ -134,10 +165,12 @@ def make_world(
         faults: kinds, each as likely; share: of the episodes that are faulted (where they come to the call at which it
             was to happen); broken: of the tasks that fail at each reset.
         calls: a fault comes at one of the first so many calls of an episode, reset included.
+        counts: folder of the counts, where the world is in several processes.
     """
     from envs import make_world as make  # it imports the worlds by name, this one too
 
-    return wrapped(make(world, **options), Faults(faults, share, broken, calls, seed), hang_s=hang_s, slow_s=slow_s)
+    drawn = Faults(faults, share, broken, calls, seed, counts)
+    return wrapped(make(world, **options), drawn, hang_s=hang_s, slow_s=slow_s)
 
 
 def wrapped(world: World, faults: Faults, *, hang_s: float = 3600.0, slow_s: float = 0.05) -> World:

@@ -2,13 +2,14 @@
 
 `episodes`: rl/loop.py whole (engine, pool, gate, a tiny policy) over arithmetic of which a fifth of the episodes is
 faulted (envs/chaos.py: raise, hang, garbage, slow): what was submitted, how it ended, and what is left afterwards.
+`episodes_processes`: once more with worlds in processes, some of which a fault ends.
 `kills`: real processes of `launch.train`, each killed by SIGKILL at a random moment and started again, until a run of
 `STEPS` steps has ended and there were enough kills; what was trained, beside an uninterrupted run. A share of its tasks
-is broken, so that the quarantine is a part of what must survive.
+is broken, so that the quarantine is a part of what must survive. `kills_processes`: with worlds in processes that end
+by themselves too; none may outlive the launch that was killed.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -54,11 +55,13 @@ def workload(seed: int, *, kills: int = 20) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         return {
             "episodes": episodes(seed, 200, broken=0.05),
+            "episodes_processes": episodes(seed, 200, broken=0.05, worlds="processes"),
             **{
-                name: killed(root, to_kill(root, seed, max_staleness), kills=kills)
-                for name, max_staleness, root in (
-                    ("kills", 0, Path(folder) / "0"),
-                    ("kills_ahead", 2, Path(folder) / "2"),
+                name: killed(root, to_kill(root, seed, max_staleness, worlds=worlds), kills=kills)
+                for name, max_staleness, worlds, root in (
+                    ("kills", 0, "threads", Path(folder) / "0"),
+                    ("kills_ahead", 2, "threads", Path(folder) / "2"),
+                    ("kills_processes", 0, "processes", Path(folder) / "p"),
                 )
             },
         }
@@ -84,34 +87,37 @@ def tiny(folder: Path, **options: Any) -> ml_collections.ConfigDict:
     return c.lock()
 
 
-def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0) -> dict[str, Any]:
+def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0, worlds: str = "threads") -> dict[str, Any]:
     """At least `n` episodes by the loop, `share` faulted, and `broken` of the tasks; counts, and what is left."""
     groups, size, hang_s = 5, 4, 3.0
-    faults = chaos.Faults(("raise", "hang", "garbage", "slow"), share, broken, 2, seed)
+    kinds = ["raise", "hang", "garbage", "slow", *(["exit"] if worlds == "processes" else [])]
     before, running = {*threading.enumerate()}, children()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        config = tiny(Path(folder))
+        drawn = {"share": share, "broken": broken, "calls": 2, "seed": seed, "counts": f"{folder}/faults"}
+        config, faults = tiny(Path(folder), faults=kinds, hang_s=hang_s, **drawn), chaos.Faults(kinds, **drawn)
         with config.unlocked():
+            config.rollout.worlds, config.rollout.processes = worlds, 2
             config.seed, config.rollout.threads, config.rollout.call_deadline_s = seed, 8, 1.0
             config.rl.groups_per_batch, config.rl.group_size, config.batch.rows = groups, size, groups * size
             config.rl.steps, config.rl.save_every = -(-n // (groups * size)), 0
         plan = make_plan(config)
         with contextlib.redirect_stdout(sys.stderr), open_workdir(Path(folder) / "run", config) as workdir:
             parts = reinforce.build_parts(plan, workdir, None)
-            parts = dataclasses.replace(parts, world=chaos.wrapped(parts.world, faults, hang_s=hang_s))
             with reinforce.opened(parts, steps=plan.rl.steps) as live:
                 reinforce.train(parts, live, steps=plan.rl.steps)
         kept = sum(1 for _ in read_episodes(workdir))
-    until = time.monotonic() + 2 * hang_s  # a hung call ends by itself here, and its thread with it
-    while (left := ours({*threading.enumerate()} - before)) and time.monotonic() < until:
-        time.sleep(0.05)
+        until = time.monotonic() + 2 * hang_s  # a hung call ends by itself here, and its thread with it
+        while (left := ours({*threading.enumerate()} - before)) and time.monotonic() < until:
+            time.sleep(0.05)
+        injected = faults.injected
     stats = live.pool.stats()
     names = "env_errors infrastructure_errors data_errors retries late_attempts lost_threads groups_open members_open"
     return {
         "submitted": stats["members_submitted"],
         **{how: stats[f"members_{how}"] for how in ("scored", "failed", "cancelled")},
         "kept": kept,
-        "faults": dict(sorted(faults.injected.items())),
+        "faults": dict(sorted(injected.items())),
+        **({"members": live.pool.make_env.__self__.stats()} if worlds == "processes" else {}),  # of its fleet
         **{name: stats[name] for name in names.split()},
         "steps": parts.progress.step,
         "quarantined": len(parts.options["quarantine"]),
@@ -122,46 +128,69 @@ def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0) -> d
 
 def ours(threads: Iterable[threading.Thread]) -> list[str]:
     """Names of those that a run starts and must join; a library's own are not among them."""
-    names = ("env-", "pool-", "feeder", "engine", "checkpoint")
+    names = ("env-", "pool-", "feeder", "engine", "checkpoint", "fleet-")
     return sorted(thread.name for thread in threads if thread.name.startswith(names))
 
 
-def children() -> set[int]:
-    """Processes that this one has started and that are there, as /proc says."""
-    found = set()
+def children(parent: int | None = None) -> set[int]:
+    """Processes that `parent` (None: this one) has started and that are there, as /proc says."""
+    found, parent = set(), os.getpid() if parent is None else parent
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             _, _, rest = stat.read_text().rpartition(")")
-            if int(rest.split()[1]) == os.getpid():
+            if int(rest.split()[1]) == parent:
                 found.add(int(stat.parent.name))
     return found
 
 
-def to_kill(folder: Path, seed: int, max_staleness: int, steps: int = STEPS) -> ml_collections.ConfigDict:
-    """A run of several epochs over few tasks, some of them broken: a task in quarantine comes again."""
-    config = tiny(folder, broken=0.15, seed=BROKEN_SEED)
+def alive(pid: int) -> bool:
+    """Whether it has not ended; one that nobody reaps has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def to_kill(
+    folder: Path, seed: int, max_staleness: int, steps: int = STEPS, worlds: str = "threads"
+) -> ml_collections.ConfigDict:
+    """A run of several epochs over few tasks, some of them broken: a task in quarantine comes again. In processes one
+    of twenty episodes ends the process, and no member fails for it.
+    """
+    ends = {"faults": ["exit"], "share": 0.05, "counts": str(folder / "faults")} if worlds == "processes" else {}
+    config = tiny(folder, broken=0.15, seed=BROKEN_SEED, **ends)
     with config.unlocked():
+        config.rollout.worlds, config.rollout.processes = worlds, 2
+        if ends:
+            config.rollout.retries, config.rollout.group_retries = 20, 100
         config.world.options.options.sizes.train = 12
         config.seed, config.rl.max_staleness, config.rl.steps = seed, max_staleness, steps
     return config
 
 
-def killed(folder: Path, config: ml_collections.ConfigDict, *, kills: int, whole: Path | None = None) -> dict[str, Any]:
-    """`kills` times SIGKILL at random moments of runs of `config`, each resumed until it has ended, beside an
-    uninterrupted one, which is `whole` or played first.
+def killed(
+    folder: Path,
+    config: ml_collections.ConfigDict,
+    *,
+    kills: int,
+    whole: Path | None = None,
+    moments: int | None = None,
+) -> dict[str, Any]:
+    """`kills` times SIGKILL at random moments (seeded by `moments`, None: as the run) of runs of `config`, each resumed
+    until it has ended, beside an uninterrupted one, which is `whole` or played first.
 
     Errors (RuntimeError): a launch that ends by anything but its last step or the signal.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
-    plan, rng = make_plan(config), random.Random(config.seed)
+    plan, rng = make_plan(config), random.Random(config.seed if moments is None else moments)
     began = time.monotonic()
     if whole is None:
         whole = folder / "whole"
         launch(folder, whole).wait_for_end()
     start_s = max(5.0, time.monotonic() - began)  # most of it is the start
     step_s = _step_s(whole)
-    done = {"kills": 0, "launches": 0, "runs": 0, "steps_lost_most": 0}
+    done = {"kills": 0, "launches": 0, "runs": 0, "steps_lost_most": 0, "children": 0, "left_children": 0}
     same: list[tuple[bool, bool]] = []
     while done["kills"] < kills:
         workdir = folder / f"run{done['runs']}"
@@ -173,6 +202,8 @@ def killed(folder: Path, config: ml_collections.ConfigDict, *, kills: int, whole
                 launched.wait_for_end()
                 break
             done["kills"] += 1
+            done["children"] += len(launched.children)
+            done["left_children"] += launched.left_children()
             lost = recorded(workdir) - max(checkpoint.steps(workdir / "ckpt"), default=0)
             done["steps_lost_most"] = max(done["steps_lost_most"], lost)
         same.append((trained(workdir) == trained(whole), _equal_states(plan, workdir, whole)))
@@ -203,6 +234,7 @@ class Launch:
     def __init__(self, process: subprocess.Popen, workdir: Path, errors: Path):
         self.process, self._workdir, self._errors = process, workdir, errors
         self._steps = recorded(workdir)
+        self.children: set[int] = set()  # that it had when it was killed
 
     def kill(self, rng: random.Random, start_s: float, step_s: float) -> bool:
         """SIGKILL at a random moment: a quarter while it starts, else within the steps after it. False: it had ended
@@ -217,8 +249,16 @@ class Launch:
                 time.sleep(more_s)
         if self.process.poll() is not None:
             return False
+        self.children = children(self.process.pid)
         self.process.send_signal(signal.SIGKILL)
         return self.process.wait() == -signal.SIGKILL
+
+    def left_children(self, within_s: float = 10.0) -> int:
+        """How many of its children have outlived it by so much."""
+        until = time.monotonic() + within_s
+        while (left := sum(map(alive, self.children))) and time.monotonic() < until:
+            time.sleep(0.02)
+        return left
 
     def wait_for_end(self) -> None:
         if self.process.wait(_START_S) != 0:

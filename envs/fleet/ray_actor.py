@@ -132,7 +132,7 @@ class RayActor:
         return self._ready
 
     def call(self, instance: int, verb: int, body: bytes, deadline_s: float) -> bytes:
-        """One call of an instance: its answer. Errors: ConnectionError (the actor ends, or Ray fails), TimeoutError."""
+        """One call of an instance: its answer. Errors: ConnectionError where actor or cluster fail, TimeoutError."""
         try:
             return self._ray.get(self._actor.call.remote(instance, verb, body), timeout=deadline_s)
         except self._ray.exceptions.GetTimeoutError as error:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 
+from envs import chaos
 from launch import bench_chaos, cli
 from rl import checkpoint
 from rl.episodes import read_episodes
@@ -39,6 +40,16 @@ def test_killed_at_a_random_moment_and_resumed_it_is_the_same_run(runs, tmp_path
     assert done["kills"] == 1 and done["trained"] == STEPS * 4 and done["quarantined"] >= 1
     assert done["tickets_equal"] and done["states_equal"], done
     assert done["steps_lost_most"] <= 2  # one that was being written, one whose record came before its save
+
+
+def test_killed_with_its_worlds_in_processes_it_is_the_same_run_and_none_of_them_is_left(runs, tmp_path):
+    """Some of which a fault ends: the same too as where the worlds are in threads, and nothing ends."""
+    config = bench_chaos.to_kill(tmp_path, 1, 0, steps=STEPS, worlds="processes")
+    done = bench_chaos.killed(tmp_path, config, kills=1, whole=runs.root / "whole", moments=2)  # not as it starts
+    assert done["kills"] == 1 and done["trained"] == STEPS * 4
+    assert done["tickets_equal"] and done["states_equal"], done
+    assert done["children"] >= 1 and done["left_children"] == 0
+    assert chaos.Faults(["exit"], 0.0, 0.0, 1, 0, tmp_path / "faults").injected["exit"] >= 1
 
 
 def test_a_stop_while_a_world_hangs_and_sampling_runs_ahead(runs, tmp_path):

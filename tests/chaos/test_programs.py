@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 from envs import chaos
+from envs.base import Task
+from envs.fleet.process import Process
 from launch import bench_chaos, build
 from rl import checkpoint, loop, monitor
 from rl.episodes import read_episodes
@@ -173,3 +175,45 @@ def test_a_run_over_worlds_that_fail_ends_and_counts_every_loss(runs, capfd):
     assert all(out.count(f"quarantined: task {task_id} is not drawn any more") == 1 for task_id in broken)
     record = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["rollout/quarantined"] == len(broken)
+
+
+def test_a_run_whose_worlds_end_their_processes_ends_and_leaves_none(runs, tmp_path, monkeypatch):
+    """What a process takes with it is tried again; counted are those that it was drawn for, over all processes."""
+    made, names, begin, before = [], [], Process.__init__, {*threading.enumerate()}
+
+    def watched(self, *args):
+        begin(self, *args)
+        made.append(self.pid)
+        names.extend(bench_chaos.ours({*threading.enumerate()} - before))
+
+    monkeypatch.setattr(Process, "__init__", watched)
+    drawn = {"share": 0.15, "broken": 0.15, "calls": 2, "seed": bench_chaos.BROKEN_SEED, "counts": str(tmp_path)}
+    kinds = ["raise", "garbage", "slow", "exit"]
+
+    def change(parts):
+        rollout = dataclasses.replace(
+            parts.plan.rollout, worlds="processes", processes=2, max_quarantined_frac=1.0, retries=20, group_retries=100
+        )
+        options = {**parts.plan.world_options, **drawn, "faults": kinds}
+        return dataclasses.replace(parts, plan=dataclasses.replace(parts.plan, rollout=rollout, world_options=options))
+
+    runs("processes", change)
+    assert_nothing_is_left(runs.pool(), before)
+    assert {"fleet-supervisor", "pool-supervisor"} & {*names} and any(name.startswith("fleet-") for name in names)
+    assert not [pid for pid in made if bench_chaos.alive(pid)]
+    faults, stats, fleet = chaos.Faults(kinds, **drawn), runs.pool().stats(), runs.pool().make_env.__self__.stats()
+    assert checkpoint.restore_host(runs.root / "processes" / "ckpt")["progress"]["step"] == STEPS
+    assert 1 <= fleet["died"] <= faults.injected["exit"] and 2 <= fleet["started"] == len(made) <= 2 + fleet["died"]
+    assert stats["infrastructure_errors"] >= faults.injected["exit"] and stats["lost_threads"] == 0
+
+
+def test_faults_that_count_in_a_folder_go_on_where_another_process_ended(tmp_path):
+    task = Task("chaos/1", "toy", "train", 1, (), {})
+    drawn = {"kinds": ["raise", "exit"], "share": 0.5, "broken": 0.0, "calls": 3, "seed": 4}
+    alone = chaos.Faults(**drawn)
+    want = [alone.draw(task) for _ in range(8)]
+    apart = [chaos.Faults(**drawn, counts=tmp_path) for _ in range(8)]
+    assert [each.draw(task) for each in apart] == want and len({*want}) > 2
+    for each in apart:
+        each.count("exit")
+    assert apart[0].injected == {"exit": 8} and not alone.injected

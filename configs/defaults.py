@@ -76,18 +76,36 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.max_episode_tokens = 384
     c.rollout.call_deadline_s = 30.0  # a world call past it ends its episode as ENV_ERROR
     c.rollout.max_world_s = 0.0  # > 0: an episode whose world took longer in all ends as TIME_LIMIT, a failure
+    # Where the worlds are: "threads" of this process; "processes", so many, each with a world of its own and its share
+    # of the instances; or "ray", as many actors.
+    c.rollout.worlds = "threads"
+    c.rollout.processes = 2
+    c.rollout.ray_address = ""  # of a cluster that runs ("auto": this host's); "": one on this host, for the run
+    c.rollout.calls_at_once = 0  # > 0: that the world bears, a search service say; the others wait, off the clock
+    # True: of `threads` only as many episodes are in flight as keep the lanes busy; fewer where the world slows down.
+    # An evaluation that has a pool of its own is not bounded.
+    c.rollout.adaptive = False
     # Further tries of an ENV_ERROR member, each on a fresh world, before it is left out of its group: after failures of
     # the infrastructure (a hang, a lost connection or process, no memory), of a group in all; after other failures.
     c.rollout.retries = 2
     c.rollout.group_retries = 8
     c.rollout.data_retries = 1
-    # A task whose groups fail alike on fresh worlds is not drawn again. More of them, over the tasks met so far: an
-    # error.
+    # A task whose groups fail alike on fresh worlds is not played again: its ticket passes. More of them, over the
+    # tasks met so far: an error.
     c.rollout.max_quarantined_frac = 0.25
+    # Training alone: an episode is given up between two turns (ABANDONED) by the rules that are on.
+    c.rollout.abandon = ml_collections.ConfigDict()
+    c.rollout.abandon.repeats = 0  # > 1: when an action was said so often after the same observation, in all
+    c.rollout.abandon.prm_below = 0.0  # > 0: when P(success) after a turn is below it, by a reward model of rm.kind=prm
+    c.rollout.abandon.prm_path = ""  # the launch.train_rm run of that
+    c.rollout.abandon.value_below = 0.0  # > 0: when ppo's critic expects less of the state before the next turn
+    c.rollout.abandon.audit_frac = 0.1  # share of these that is played to its end all the same: the bias, measured
+    c.rollout.abandoned = "failure"  # of its group; or "excluded": the group is compared without it
     c.rollout.constrain_tools = False  # True is refused: the learner knows of no constraint; see eval.constrain_tools
 
     c.demos = ml_collections.ConfigDict()
-    c.demos.n = 12_000  # scripted, imperfect; of training tasks alone
+    c.demos.n = 12_000  # scripted, imperfect; of training tasks, or of the lessons of a world that has some
+    c.demos.hinted = False  # True: of tasks for which the world has a hint, the prompt has it
     c.demos.without = ()  # facts: a demonstration in which one of them is not 0 is left out, and another one played
 
     c.sft = ml_collections.ConfigDict()  # b2 and clip_norm of the optimizer: as in rl

@@ -40,6 +40,9 @@ def get_config(arg: str = ""):
 
 def _tiny(c):
     c.world.options.families = ["one"]
+    c.world.options.operators = ["negate", "compare", "boolean", "arithmetic", "drop_not", "augmented", "truth"]
+    c.world.options.sizes = {"one": 80}
+    c.world.options.lessons = 6000
     c.world.options.max_function_lines = 12
     c.world.options.show = "function"
     c.world.options.max_turns = 3
@@ -49,17 +52,15 @@ def _tiny(c):
     c.model.init = "mimetic"
 
     c.rollout.max_turn_tokens = 160
-    c.rollout.max_episode_tokens = 768
+    c.rollout.max_episode_tokens = 512
     c.rollout.call_deadline_s = 60.0  # a suite under load
     c.engine.lanes = 32
     c.engine.residents = 64
-    c.engine.capacity = 768
-    c.engine.contexts = (384, 768)
-    c.demos.n = 4_000
-    c.sft.steps = 600
-    c.sft.length = 768
-    c.batch.length = 768
-    c.batch.logp_chunk = 768
+    c.engine.capacity = 512
+    c.engine.contexts = (256, 512)
+    c.demos.n = 12_000
+    c.sft.steps = 1500
+    c.sft.length = 512
     c.rl.steps = 30
     c.rl.groups_per_batch = 8
     c.rl.schedule = "linear"

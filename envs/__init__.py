@@ -21,7 +21,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def make_world(name: str, **options: Any) -> World:
-    """The world called `name`, with its own options. Raises ValueError for a name or an option that does not exist."""
+    """The world called `name`, or that of the function that "MODULE:FUNCTION" names, with its own options. Raises
+    ValueError for a name or an option that does not exist.
+    """
     module, function = _module(name)
     make = getattr(module, function)
     unknown = sorted(set(options) - set(make.__kwdefaults__ or {}) - set(make.__annotations__))
@@ -45,10 +47,18 @@ def variants(name: str, options: Mapping[str, Any]) -> Sequence[tuple[Mapping[st
 
 def _module(name: str) -> tuple[ModuleType, str]:
     """The module of a world, and the name of its function that makes it."""
-    if name not in WORLDS:
-        raise ValueError(f"world: got {name!r}, want one of {', '.join(WORLDS)}")
-    module, _, function = WORLDS[name].partition(":")
-    return importlib.import_module(module), function
+    module, colon, function = WORLDS.get(name, name).partition(":")
+    if not colon:
+        raise ValueError(f"world: got {name!r}, want one of {', '.join(WORLDS)}, or MODULE:FUNCTION")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if name in WORLDS or not module.startswith(error.name or module):
+            raise
+        raise ValueError(f"world: got {name!r}, and there is no module {module!r}") from error
+    if not hasattr(found, function):
+        raise ValueError(f"world: got {name!r}, and {module!r} has no {function!r}")
+    return found, function
 
 
 def choose_tasks(world: World, split: str, n: int, seed: int) -> list[Task]:

@@ -100,3 +100,4 @@ class World:
     demonstrate: Callable[[Task, int], ScriptedPolicy] | None = None  # (task, seed) -> imperfect demonstrator
     demonstrated_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # differs when demonstrations would
     hint: Callable[[Task], str | None] | None = None  # help for a training task that does not say its answer
+    lessons: Callable[[], Sequence[Task]] | None = None  # what demonstrations are of, where not the training split

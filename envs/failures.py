@@ -5,7 +5,8 @@
 | `infrastructure` | a hang, a deadline, a lost process or connection, no memory, a system call that failed |
 | `data` | anything else: the world raised, or answered garbage; if it does so again on a fresh world, it always does |
 
-Does not cover: a task that always takes its world's process down or always hangs; it counts as infrastructure.
+Does not cover: a task that always takes its world's process down or always hangs; it counts as infrastructure. A
+client's error that is no OSError (an HTTP status in its text, say) is data, whatever its number: raise EnvLost from it.
 """
 
 import concurrent.futures
@@ -30,13 +31,13 @@ _SIGNATURE_CHARS = 200
 
 def kind_of(error: BaseException) -> str:
     """`INFRASTRUCTURE` or `DATA`, by the types of the error and of what caused it."""
-    lost = any(isinstance(each, _LOST) and not isinstance(each, _NAMED) for each in _causes(error))
+    lost = any(isinstance(each, _LOST) and not isinstance(each, _NAMED) for each in causes(error))
     return INFRASTRUCTURE if lost else DATA
 
 
 def signature_of(error: BaseException) -> str:
     """Type and text of its first cause, without what varies: the same failure has the same signature again."""
-    *_, root = _causes(error)
+    *_, root = causes(error)
     return f"{type(root).__name__}: {stable(said(root))}"
 
 
@@ -53,7 +54,7 @@ def said(error: BaseException) -> str:
         return f"(no text: {type(err).__name__})"
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """The error, what it was raised from, and so on; each once."""
     seen: list[BaseException] = []
     each: BaseException | None = error

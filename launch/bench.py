@@ -1,7 +1,7 @@
 """One JSON line per workload: is this commit faster or slower than the last one?
 
-Run: python -m launch.bench model|train|engine|decode|step|async|search|credit|chaos
-     [--config=configs/quickstart.py] [--seconds=10]
+Run: python -m launch.bench model|train|engine|decode|step|async|fleet|search|credit|chaos
+     [--config=configs/quickstart.py] [--seconds=10] [--timeline=FOLDER]
 
     model    one update at a fixed shape (4 layers of 512, 8 rows of 512 tokens, f32), its useful FLOP/s over those of a
              matrix product timed right after it, and its peak bytes with and without chunked log-probabilities
@@ -12,7 +12,10 @@ Run: python -m launch.bench model|train|engine|decode|step|async|search|credit|c
     decode   sampled tokens/s of 8 sessions of the model at the config's model.path
     step     one RL step after another, whole: sampled tokens/s of 128 completions, their update and new weights
     async    a line each: wall seconds of the loop over slow worlds, synchronous and running ahead, beside those of a
-             schedule in which worlds alone take time; what interrupting generation is worth (launch/bench_async.py)
+             schedule in which worlds alone take time, and who waits in whose phases (with --timeline traces of it for
+             ui.perfetto.dev); what interrupting generation is worth (launch/bench_async.py)
+    fleet    a line each for worlds in threads and in processes: CPU milliseconds of the host a turn, of 1,000 episodes
+             at once whose worlds sleep (launch/bench_fleet.py)
     search   queries per second of one thread on the local index
     credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
              credit in a world where that is known (launch/bench_credit.py)
@@ -26,6 +29,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -34,6 +38,7 @@ from launch import cli
 from launch.plan import Plan, make_plan
 
 _CONFIG = cli.define_config("configs/quickstart.py")
+_TIMELINE = flags.DEFINE_string("timeline", "", "A folder that is there: async writes a trace of each run into it")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "Measure for about this long", lower_bound=0.01)
 
 
@@ -42,6 +47,8 @@ def main(argv: Sequence[str]) -> None:
         name = argv[1] if len(argv) == 2 else ""
         if name not in WORKLOADS:
             raise cli.ConfigError(f"got workload {name!r}, want one of {', '.join(WORKLOADS)}")
+        if _TIMELINE.value and not Path(_TIMELINE.value).is_dir():
+            raise cli.ConfigError(f"--timeline: got {_TIMELINE.value!r}, want a folder that is there")
         plan = make_plan(cli.resolve(_CONFIG.value, None))
     done = WORKLOADS[name](plan, _SECONDS.value)
     for line in [done] if isinstance(done, dict) else done:
@@ -206,8 +213,16 @@ def bench_async(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
     """The workloads of launch/bench_async.py, a line each. They take their own time: about six minutes."""
     from launch import bench_async
 
-    for workload in bench_async.workloads(plan.seed):
+    folder = Path(_TIMELINE.value) if _TIMELINE.value else None
+    for workload in bench_async.workloads(plan.seed, folder):
         yield {**workload, **_device()}
+
+
+def bench_fleet(plan: Plan, seconds: float) -> Iterator[dict[str, Any]]:
+    """The workload of launch/bench_fleet.py, a line each. They take their own time: about ten seconds."""
+    from launch import bench_fleet
+
+    yield from bench_fleet.workloads(plan.seed)
 
 
 def bench_decode(plan: Plan, seconds: float) -> dict[str, Any]:
@@ -274,6 +289,7 @@ WORKLOADS: dict[str, Callable[[Plan, float], dict[str, Any] | Iterator[dict[str,
     "decode": bench_decode,
     "step": bench_step,
     "async": bench_async,
+    "fleet": bench_fleet,
     "search": bench_search,
     "credit": bench_credit,
     "chaos": bench_chaos,

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from rl.rollout.keys import request_key
 from rl.rollout.pool import Pool
 from rl.rollout.staleness import StalenessGate, capacity
 from rl.rollout.worker import Record
+from rl.timeline import Timeline, shares
 from rl.types import Status, Trajectory
 
 TINY = {"n_layers": 1, "d_model": 32, "d_ff": 64, "n_heads": 2, "n_kv_heads": 2, "head_dim": 16, "vocab_size": 128}
@@ -41,12 +43,12 @@ OBSERVED, SAMPLED = 8, 4  # tokens a turn
 STEPS = 30
 
 
-def workloads(seed: int) -> Iterator[dict[str, Any]]:
-    """Every workload, in turn."""
-    sync = arm(seed, 0, WORKERS)
+def workloads(seed: int, traces: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Every workload, in turn; a trace of each run of the loop in the folder `traces`, if it is given."""
+    sync = arm(seed, 0, WORKERS, traces=traces)
     yield {"bench": "async/loop", **sync}
     for staleness, workers in ((1, WORKERS), (4, WORKERS), (4, 2 * WORKERS), (8, 2 * WORKERS)):
-        own = arm(seed, staleness, workers)
+        own = arm(seed, staleness, workers, traces=traces)
         bound = sync["ideal_s"] / own["ideal_s"]
         gain = {
             "sync_over_async": round(sync["wall_s"] / own["wall_s"], 3),
@@ -117,18 +119,23 @@ def evenness(trajectory: Trajectory) -> float:
     return float(np.mean(row.tokens[row.action_mask] % 2 == 0))
 
 
-def arm(seed: int, max_staleness: int, workers: int, *, steps: int = STEPS) -> dict[str, Any]:
-    """Wall seconds of `steps` steps of the loop, beside the ideal ones, and what it says of itself."""
+def arm(
+    seed: int, max_staleness: int, workers: int, *, steps: int = STEPS, traces: Path | None = None
+) -> dict[str, Any]:
+    """Wall seconds of `steps` steps of the loop, beside the ideal ones, and what it says of itself: `by_phase` is
+    `rl.timeline.shares`. Its trace is timeline_eta{η}_{workers}.json in the folder `traces`.
+    """
     config, length = ModelConfig(**TINY), TURNS * (OBSERVED + SAMPLED)
     micro_rows, shape = 8, {"rows": GROUPS * SIZE, "length": length, "pad_id": 0, "max_staleness": max_staleness}
     learner = make_learner(
         config, recipes.ppo_decoupled(), make_optimizer(learning_rate=1e-3), make_mesh(), micro_rows=micro_rows,
         chunk=length, fill_proximal=True,
     )  # fmt: skip
-    state = learner.init_state(jax.random.key(seed))
+    state, timeline = learner.init_state(jax.random.key(seed)), Timeline()
     engine = Engine(
         config, state.params, version=0, lanes=16, residents=workers, capacity=length + 8, view=lambda ids: "",
         end_ids=(), round_tokens=SAMPLED, prefill_rows=16, prefill_chunk=16, contexts=(length + 8,),
+        span=timeline.track("engine"),
     )  # fmt: skip
     engine.warm_up(truncated=False)
     records: list[dict[str, Any]] = []
@@ -145,6 +152,7 @@ def arm(seed: int, max_staleness: int, workers: int, *, steps: int = STEPS) -> d
             keep_episodes=lambda step, episodes: None, log=lambda step, record: records.append(dict(record)),
             evaluate=None, save=lambda *args: None, steps=n, groups_per_batch=GROUPS, group_size=SIZE,
             credit=partial(credit.relative, scale="std"), drop_equal_groups=False, eval_every=0, save_every=0,
+            span=timeline.track("learner"),
         )  # fmt: skip
         return time.monotonic() - began
 
@@ -160,6 +168,8 @@ def arm(seed: int, max_staleness: int, workers: int, *, steps: int = STEPS) -> d
     finally:
         pool.close()
         engine.close()
+    if traces is not None:
+        timeline.write(traces / f"timeline_eta{max_staleness}_{workers}.json")
     waited_s = sum(record["time/rollout_s"] for record in records)
     return {
         "max_staleness": max_staleness,
@@ -171,6 +181,7 @@ def arm(seed: int, max_staleness: int, workers: int, *, steps: int = STEPS) -> d
         "staleness_max": int(max(float(r["policy/staleness_max"].value) for r in records)),
         "learner_idle_frac": round(waited_s / wall_s, 3),
         "engine_idle_frac": round((now["idle_s"] - before["idle_s"]) / wall_s, 3),
+        "by_phase": jax.tree.map(lambda share: round(share, 3), shares(timeline)),
     }
 
 

@@ -54,6 +54,7 @@ def workload(seed: int, *, kills: int = 20) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         return {
             "episodes": episodes(seed, 200, broken=0.05),
+            "episodes_in_processes": episodes(seed, 200, broken=0.05, worlds="processes"),
             **{
                 name: killed(root, to_kill(root, seed, max_staleness), kills=kills)
                 for name, max_staleness, root in (
@@ -84,21 +85,28 @@ def tiny(folder: Path, **options: Any) -> ml_collections.ConfigDict:
     return c.lock()
 
 
-def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0) -> dict[str, Any]:
-    """At least `n` episodes by the loop, `share` faulted, and `broken` of the tasks; counts, and what is left."""
+def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0, worlds: str = "threads") -> dict[str, Any]:
+    """At least `n` episodes by the loop, `share` of them faulted, and `broken` of the tasks; counts, and what is left.
+
+    Worlds in processes of their own also take these down.
+    """
     groups, size, hang_s = 5, 4, 3.0
-    faults = chaos.Faults(("raise", "hang", "garbage", "slow"), share, broken, 2, seed)
+    kinds = ("raise", "hang", "garbage", "slow") + ("exit",) * (worlds != "threads")
+    faults = chaos.Faults(kinds, share, broken, 2, seed)
     before, running = {*threading.enumerate()}, children()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        config = tiny(Path(folder))
+        own = {"faults": kinds, "share": share, "broken": broken, "seed": seed, "hang_s": hang_s}
+        config = tiny(Path(folder), **(own if worlds != "threads" else {}))
         with config.unlocked():
-            config.seed, config.rollout.threads, config.rollout.call_deadline_s = seed, 8, 1.0
+            config.seed, config.rollout.worlds, config.rollout.threads = seed, worlds, 8
+            config.rollout.call_deadline_s = 1.0
             config.rl.groups_per_batch, config.rl.group_size, config.batch.rows = groups, size, groups * size
             config.rl.steps, config.rl.save_every = -(-n // (groups * size)), 0
         plan = make_plan(config)
         with contextlib.redirect_stdout(sys.stderr), open_workdir(Path(folder) / "run", config) as workdir:
             parts = reinforce.build_parts(plan, workdir, None)
-            parts = dataclasses.replace(parts, world=chaos.wrapped(parts.world, faults, hang_s=hang_s))
+            if worlds == "threads":  # made here, so that it counts here
+                parts = dataclasses.replace(parts, world=chaos.wrapped(parts.world, faults, hang_s=hang_s))
             with reinforce.opened(parts, steps=plan.rl.steps) as live:
                 reinforce.train(parts, live, steps=plan.rl.steps)
         kept = sum(1 for _ in read_episodes(workdir))
@@ -111,7 +119,7 @@ def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0) -> d
         "submitted": stats["members_submitted"],
         **{how: stats[f"members_{how}"] for how in ("scored", "failed", "cancelled")},
         "kept": kept,
-        "faults": dict(sorted(faults.injected.items())),
+        **({"faults": dict(sorted(faults.injected.items()))} if worlds == "threads" else {}),
         **{name: stats[name] for name in names.split()},
         "steps": parts.progress.step,
         "quarantined": len(parts.options["quarantine"]),

@@ -15,10 +15,10 @@ import jax
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from envs import choose_tasks, dataset, make_world
+from envs import choose_tasks, dataset, interpreter, make_world
 from envs.base import EnvSpec, Task, World
 from envs.play import play
-from launch import constraints, draws, policy, recipe
+from launch import constraints, draws, policy, recipe, worlds
 from launch.cli import validating
 from launch.plan import Plan
 from models.codec import Codec
@@ -26,7 +26,7 @@ from models.config import ModelConfig
 from models.constraint import Constraint
 from models.sampling import Sampling
 from models.sharding import make_mesh
-from rl.curriculum import fingerprint, permutation
+from rl.curriculum import fingerprint, permutation, with_hint
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, make_learner, make_optimizer
 from rl.losses import recipes
@@ -34,13 +34,16 @@ from rl.losses.reward_model import reward_model
 from rl.metrics.success import measured, summary
 from rl.rewards.compose import RewardTerm
 from rl.rewards.terms import make_terms
+from rl.rollout.abandon import NEVER, Abandonment
 from rl.rollout.batcher import pack
+from rl.rollout.concurrency import adapting
 from rl.rollout.engine import Engine
 from rl.rollout.failures import Budget
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
 from rl.rollout.worker import run_episode, transcribe
+from rl.timeline import Timeline, unrecorded
 from rl.types import Trajectory, TrajectoryBatch
 
 MOST_PLAYED = 10  # demonstrations for each that is kept
@@ -59,6 +62,7 @@ def check_data(
 
     `kept` as in `policy.check_model`; `trained` is the split that is trained on. Errors: ValueError, OSError.
     """
+    worlds.check(plan)
     codec = policy.check_model(plan, kept)
     world = build_world(plan)
     choose_tasks(world, plan.eval.split, plan.eval.n, plan.seed)
@@ -113,18 +117,21 @@ def check_rows(plan: Plan, codec: Codec, world: World) -> None:
 
 
 def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstration]:
-    """`plan.n_demos` scripted, imperfect episodes on training tasks: played once, then kept as a TFDS dataset."""
+    """`plan.n_demos` scripted, imperfect episodes on training tasks, or on the lessons of a world that has some: played
+    once, then kept as a TFDS dataset.
+    """
     if world.demonstrate is None:
         raise ValueError(f"world {world.name!r} has no demonstrator; start launch.train from a checkpoint with --init")
     made_by = _as_json(
         {
             "world": plan.world,
             "options": plan.world_options,
-            "tasks": fingerprint(world.tasks("train")),
+            "tasks": fingerprint(_taught(world)),
             "by": world.demonstrated_by,
             "n": plan.n_demos,
             "seed": plan.seed,
             **({"without": plan.demos_without} if plan.demos_without else {}),
+            **({"hinted": True} if plan.demos_hinted else {}),
         }
     )
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
@@ -132,7 +139,7 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     name = f"{plan.world}_demonstrations_{digest}"
     if not dataset.is_built(folder, name):
         dataset.build_demonstrations(
-            {"train": _demonstrate(world, plan.n_demos, plan.seed, plan.demos_without)},
+            {"train": _demonstrate(world, plan.n_demos, plan.seed, plan.demos_without, hinted=plan.demos_hinted)},
             folder,
             name=name,
             options=made_by,
@@ -140,14 +147,20 @@ def build_demonstrations(plan: Plan, world: World) -> Sequence[dataset.Demonstra
     return dataset.read_demonstrations(folder, "train", name=name, options=made_by)
 
 
+def _taught(world: World) -> Sequence[Task]:
+    return world.lessons() if world.lessons is not None else world.tasks("train")
+
+
 def _as_json(tree: Any) -> Any:
     """`tree` as it comes back from a JSON file."""
     return json.loads(json.dumps(tree, default=dict))
 
 
-def _demonstrate(world: World, n: int, seed: int, without: Sequence[str] = ()) -> list[dataset.Demonstration]:
+def _demonstrate(
+    world: World, n: int, seed: int, without: Sequence[str] = (), *, hinted: bool = False
+) -> list[dataset.Demonstration]:
     """Errors (ValueError): the world reports no such fact, or hardly any episode is without it."""
-    tasks = world.tasks("train")
+    tasks = _taught(world)
     order = permutation(len(tasks), seed, 0)
     env, demos = world.make_env(), []
     try:
@@ -157,6 +170,8 @@ def _demonstrate(world: World, n: int, seed: int, without: Sequence[str] = ()) -
             if i >= MOST_PLAYED * n:
                 raise ValueError(f"demos.without={without}: {len(demos)} of {i} demonstrations are so, want {n}")
             task = tasks[int(order[i % len(tasks)])]
+            if hinted and (hint := world.hint(task)):
+                task = with_hint(task, hint)
             if env.reset(task).text:
                 raise ValueError(f"world {world.name!r}: reset shows a text, which demonstrations do not keep yet")
             turns, facts = play(env, task, world.demonstrate(task, seed + i // len(tasks)))
@@ -370,9 +385,11 @@ def build_packer(
     )
 
 
-def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec) -> Engine | Replicas:
-    """One engine, or several with the face of one, on the learner's devices or on those after them. Errors
-    (ConfigError): more devices than this process has.
+def build_engine(
+    plan: Plan, model: ModelConfig, params: Any, version: int, codec: Codec, timeline: Timeline | None = None
+) -> Engine | Replicas:
+    """One engine, or several with the face of one, on the learner's devices or on those after them; a track each of
+    `timeline`. Errors (ConfigError): more devices than this process has.
     """
     e, first = plan.engine, math.prod(plan.mesh) if plan.engine.split else 0
     devices, want = jax.local_devices()[first:], e.replicas * e.tensor
@@ -385,7 +402,7 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
     # Every thread may hold a session; beyond the residents they share rows.
     sessions = max(e.residents, -(-plan.rollout.threads // e.replicas))
 
-    def one(mesh: Mesh | None) -> Engine:
+    def one(mesh: Mesh | None, track: str = "engine") -> Engine:
         return Engine(
             model,
             params,
@@ -402,28 +419,34 @@ def build_engine(plan: Plan, model: ModelConfig, params: Any, version: int, code
             sessions=sessions,
             kv_on_update=e.kv_on_update,
             mesh=mesh,
+            span=unrecorded if timeline is None else timeline.track(track),
         )
 
     if want == 1 and not first:
         return one(None)
     places = [devices[i * e.tensor : (i + 1) * e.tensor] for i in range(e.replicas)]
     with validating():
-        return Replicas([one(make_mesh(tensor=e.tensor, devices=place)) for place in places])
+        names = ["engine", *(f"engine-{i}" for i in range(1, e.replicas))]
+        engines = zip(places, names, strict=True)
+        return Replicas([one(make_mesh(tensor=e.tensor, devices=place), name) for place, name in engines])
 
 
 def build_pool(
     plan: Plan,
     engine: Engine | Replicas,
-    world: World,
+    place: worlds.Placed,
     codec: Codec,
     constraint: Constraint | None = None,
     episode: Callable[..., Trajectory] = run_episode,
+    abandonment: Abandonment = NEVER,
 ) -> Pool:
-    """A pool that can train; with a constraint, of every turn, one that can only evaluate."""
+    """A pool that can train; with a constraint, of every turn, one that can only evaluate; with rules to give an
+    episode up one that can only train.
+    """
     r = plan.rollout
     return Pool(
         engine,
-        world.make_env,
+        place.make_env,
         codec,
         threads=r.threads,
         seed=plan.seed,
@@ -434,39 +457,53 @@ def build_pool(
         max_turn_tokens=r.max_turn_tokens,
         max_tokens=r.max_episode_tokens,
         constraint=constraint,
+        abandonment=abandonment,
         episode=episode,
+        calls=place.calls,
+        **({"clock": place.calls.clock} if place.calls else {}),
     )
 
 
 @contextlib.contextmanager
 def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, codec: Codec) -> Iterator[Pool]:
-    """The pool that evaluates: `pool`, or, with eval.constrain_tools, one of its own for as long as the block runs.
+    """The pool that evaluates: `pool`, or, with eval.constrain_tools or where training gives episodes up, one of its
+    own for as long as the block runs.
 
     Errors (ValueError): as `constraints.of_world`.
     """
-    if not plan.eval.constrain_tools:
+    if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):
         yield pool
         return
     with validating():
-        constraint = constraints.of_world(env_spec(world), codec)
-    with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:
+        constraint = constraints.of_world(env_spec(world), codec) if plan.eval.constrain_tools else None
+    place = worlds.Placed(pool.make_env, pool.calls)
+    with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:
         yield own
 
 
 @contextlib.contextmanager
 def serving(
-    plan: Plan, model: ModelConfig, params: Any, version: int, world: World, codec: Codec
+    plan: Plan,
+    model: ModelConfig,
+    params: Any,
+    version: int,
+    world: World,
+    codec: Codec,
+    abandonment: Abandonment = NEVER,
+    timeline: Timeline | None = None,
 ) -> Iterator[tuple[Engine | Replicas, Pool]]:
-    """Engine and pool for as long as the block runs; both are closed whatever happens in it."""
-    engine = build_engine(plan, model, params, version, codec)
-    try:
-        pool = build_pool(plan, engine, world, codec)
-        try:
-            yield engine, pool
-        finally:
-            pool.close()
-    finally:
-        engine.close()
+    """Engine, worlds and pool for as long as the block runs; all are closed whatever happens in it."""
+    with (
+        worlds.placed(plan, world) as place,
+        contextlib.closing(build_engine(plan, model, params, version, codec, timeline)) as engine,
+        contextlib.closing(build_pool(plan, engine, place, codec, abandonment=abandonment)) as pool,
+        interpreter.shared_by(plan.rollout.threads),
+        contextlib.ExitStack() as stack,
+    ):
+        if plan.rollout.adaptive:
+            lanes = plan.engine.replicas * plan.engine.lanes
+            stack.enter_context(adapting(engine, pool, lanes=lanes, cap=plan.rollout.threads))
+        yield engine, pool
 
 
 def use_compilation_cache(folder: Path = Path("data/jax_cache")) -> None:

@@ -55,7 +55,7 @@ __all__ = [
 
 EXIT_BAD_INPUT = 2
 MOST_SEED = 2**31 - 1  # jax keys and NumPy generators both take it
-EXIT_STOPPED = 143  # as if the signal had ended the program, which it did, after a checkpoint
+EXIT_STOPPED = 0  # who was asked to stop and left a checkpoint has not failed: a scheduler starts it again as it was
 
 
 def define_config(default: str | None = None) -> flags.FlagHolder:

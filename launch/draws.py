@@ -61,8 +61,9 @@ def build_draw(plan: Plan, world: World, curriculum: Curriculum) -> Callable[[in
 
 def check_hints(plan: Plan, world: World) -> None:
     """Errors (ValueError): hints are wanted of a world that has none."""
-    if plan.hints.prob and world.hint is None:
-        raise ValueError(f"hints.prob={plan.hints.prob}: the world {world.name!r} has no hints; set it to 0")
+    for name, wanted in {"hints.prob": plan.hints.prob, "demos.hinted": plan.demos_hinted}.items():
+        if wanted and world.hint is None:
+            raise ValueError(f"{name}={wanted}: the world {world.name!r} has no hints; set it to {type(wanted)(0)}")
 
 
 def saved(curriculum: Curriculum, next_ticket: int, hosts: Hosts) -> dict[str, Any]:

@@ -41,6 +41,20 @@ class BatchPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class AbandonPlan:
+    repeats: int = 0
+    prm_below: float = 0.0
+    prm_path: str = ""
+    value_below: float = 0.0
+    audit_frac: float = 0.1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any rule."""
+        return self.repeats > 0 or self.prm_below > 0 or self.value_below > 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RolloutPlan:
     threads: int
     max_turn_tokens: int
@@ -51,6 +65,13 @@ class RolloutPlan:
     group_retries: int
     data_retries: int
     max_quarantined_frac: float
+    abandon: AbandonPlan = AbandonPlan()
+    abandoned: str = "failure"
+    worlds: str = "threads"
+    processes: int = 2
+    ray_address: str = ""
+    calls_at_once: int = 0
+    adaptive: bool = False
     constrain_tools: bool = False
 
 
@@ -197,6 +218,7 @@ class Plan:
     rollout: RolloutPlan
     n_demos: int
     demos_without: tuple[str, ...]  # facts that are 0 in every demonstration
+    demos_hinted: bool
     sft: SftPlan
     rft: RftPlan
     rm: RmPlan
@@ -231,9 +253,10 @@ def make_plan(config) -> Plan:
         mesh=tuple(read.typed(f"mesh.{axis}", int) for axis in ("data", "fsdp", "tensor")),
         batch=read.into(BatchPlan, "batch"),
         engine=read.into(EnginePlan, "engine", contexts=_contexts(read)),
-        rollout=read.into(RolloutPlan, "rollout"),
+        rollout=read.into(RolloutPlan, "rollout", abandon=read.into(AbandonPlan, "rollout.abandon")),
         n_demos=read.typed("demos.n", int),
         demos_without=_names(read, "demos.without"),
+        demos_hinted=read.typed("demos.hinted", bool),
         sft=read.into(SftPlan, "sft"),
         rft=read.into(RftPlan, "rft"),
         rm=read.into(RmPlan, "rm"),

@@ -10,6 +10,7 @@ from launch.cli import MOST_SEED, ConfigError
 if TYPE_CHECKING:  # a plan is made with these checks
     from launch.plan import Plan, RlPlan
 
+WORLDS_IN = ("threads", "processes", "ray")
 CURRICULA = ("uniform", "easy_to_hard", "success_band", "learnability", "adarft", "plr")
 RECIPES = {  # and the credit that is each one's own
     **dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo", "cispo"), "group"),
@@ -28,7 +29,7 @@ ON_HOST, ON_DEVICE = ("group", "others", "anchor", "process"), ("returns", *OF_C
 def check(plan: "Plan") -> None:
     """Errors: ConfigError, for the first that is wrong."""
     for of_section in (
-        *(_check_sizes, _check_rates, _check_batch, _check_engine),
+        *(_check_sizes, _check_rates, _check_batch, _check_engine, _check_abandon),
         *(_check_rl, _check_kl, _check_curriculum, _check_credit, _check_rest),
     ):
         of_section(plan)
@@ -63,6 +64,7 @@ def _check_sizes(plan: "Plan") -> None:
         "engine.prefill_rows": e.prefill_rows,
         "engine.prefill_chunk": e.prefill_chunk,
         "rollout.threads": r.threads,
+        "rollout.processes": r.processes,
         "rollout.max_turn_tokens": r.max_turn_tokens,
         "demos.n": plan.n_demos,
         "sft.steps": sft.steps,
@@ -84,6 +86,7 @@ def _check_sizes(plan: "Plan") -> None:
     for name, value in {
         "seed": plan.seed,
         "rollout.retries": r.retries,
+        "rollout.calls_at_once": r.calls_at_once,
         "rollout.group_retries": r.group_retries,
         "rollout.data_retries": r.data_retries,
         "sft.warmup_steps": sft.warmup_steps,
@@ -173,6 +176,11 @@ def _check_engine(plan: "Plan") -> None:
             r.max_episode_tokens > room,
             f"rollout.max_episode_tokens={r.max_episode_tokens} does not fit {name}={room}; raise {name}",
         )
+    refuse(r.worlds not in WORLDS_IN, f"rollout.worlds={r.worlds!r}: wanted one of {', '.join(WORLDS_IN)}")
+    refuse(
+        bool(r.ray_address) and r.worlds != "ray",
+        f"rollout.ray_address={r.ray_address!r} with rollout.worlds={r.worlds!r}: nobody asks there; set it to 'ray'",
+    )
     refuse(
         e.lanes > e.residents,
         f"engine.lanes={e.lanes} > engine.residents={e.residents}; a lane is held by a resident: "
@@ -186,6 +194,32 @@ def _check_engine(plan: "Plan") -> None:
     refuse(
         not rising or e.contexts[-1:] != (e.capacity,),
         f"engine.contexts={e.contexts} must rise from at least 1 and end at engine.capacity={e.capacity}",
+    )
+
+
+def _check_abandon(plan: "Plan") -> None:
+    a, abandoned = plan.rollout.abandon, plan.rollout.abandoned
+    refuse(
+        a.repeats < 0 or a.repeats == 1,
+        f"rollout.abandon.repeats: got {a.repeats}, wanted 0 (off) or at least 2: the first time is no repetition",
+    )
+    for name in ("prm_below", "audit_frac"):
+        value = getattr(a, name)
+        refuse(not 0 <= value <= 1, f"rollout.abandon.{name}: got {value}, wanted 0 to 1")
+    refuse(a.value_below < 0, f"rollout.abandon.value_below: got {a.value_below}, wanted at least 0 (0: off)")
+    refuse(
+        a.value_below > 0 and plan.credit.name not in OF_CRITIC,
+        f"rollout.abandon.value_below={a.value_below} with credit.name={plan.credit.name!r}: there is no critic; "
+        f"wanted credit of {', '.join(OF_CRITIC)}, or 0",
+    )
+    refuse(
+        bool(a.prm_path) != (a.prm_below > 0),
+        f"rollout.abandon.prm_below={a.prm_below} with rollout.abandon.prm_path={a.prm_path!r}: wanted both, or none",
+    )
+    refuse(abandoned not in ("failure", "excluded"), f"rollout.abandoned={abandoned!r}: wanted 'failure' or 'excluded'")
+    refuse(
+        abandoned == "excluded" and not a.is_on,
+        "rollout.abandoned='excluded': no rule of rollout.abandon is on, so nothing is abandoned; set one",
     )
 
 

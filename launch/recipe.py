@@ -11,6 +11,7 @@ from rl.losses.kl import Penalty
 from rl.losses.recipes import LossFn
 from rl.losses.surrogate import truncated_weight
 from rl.rewards.compose import RewardTerm
+from rl.types import Status
 
 
 def build_loss(plan: Plan) -> LossFn:
@@ -57,6 +58,11 @@ def build_credit(plan: Plan, terms: Sequence[RewardTerm]) -> credit.CreditFn:
         "anchor": partial(credit.by_anchor, discount=c.discount, weight=c.weight, scale=scale, terms=terms),
         "process": partial(credit.by_process, scale=scale, terms=terms),
     }[c.name]
+
+
+def excluded(plan: Plan) -> tuple[Status, ...]:
+    """How members ended that their group is compared without."""
+    return (Status.ABANDONED,) if plan.rollout.abandoned == "excluded" else ()
 
 
 def build_critic(plan: Plan) -> critic.Estimator | None:

@@ -27,9 +27,12 @@ from rl.learner import Learner, TrainState
 from rl.loop import Progress
 from rl.metrics.engine import engine_metrics
 from rl.rewards.compose import RewardTerm
+from rl.rollout.abandon import Abandonment
 from rl.rollout.engine import Engine
 from rl.rollout.pool import Pool
 from rl.rollout.replicas import Replicas
+from rl.rollout.values import Critic
+from rl.timeline import Recorder, Timeline, unrecorded
 from rl.types import Trajectory
 
 
@@ -46,6 +49,8 @@ class Parts:
     learner: Learner
     curriculum: Curriculum
     options: Mapping[str, Any]  # `loop_options`, and the quarantine
+    abandonment: Abandonment
+    critic: Critic | None  # that `abandonment` asks
     validation: Sequence[Task]
     state: TrainState
     ref: Any | None
@@ -64,6 +69,7 @@ class Live:
     keep_evaluated: Callable[[int, Sequence[Trajectory]], None]
     save: Callable[[TrainState, Progress, float | None], None]
     stop: Callable[[], bool]
+    span: Recorder  # of what the loop does when
 
 
 def build_parts(
@@ -104,8 +110,11 @@ def build_parts(
             on_host=on_host,
             hosts=hosts,
         )
+        critic = reward_models.build_critic(plan, model, state.params, codec.pad_id)
+        abandonment = reward_models.build_abandonment(plan, workdir / "tokenizer", critic)
     return Parts(
-        plan, workdir, hosts, world, codec, model, learner, curriculum, options, validation, state, ref, progress
+        *(plan, workdir, hosts, world, codec, model, learner, curriculum, options),
+        *(abandonment, critic, validation, state, ref, progress),
     )
 
 
@@ -130,16 +139,21 @@ def loop_options(
 
 
 @contextlib.contextmanager
-def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) -> Iterator[Live]:
+def opened(
+    parts: Parts, *, steps: int, profile: tuple[int, int] | None = None, timeline: bool = False
+) -> Iterator[Live]:
     """Engine, worlds, records and signals of a run of `steps` steps, for as long as the block runs; all are closed
-    whatever happens in it.
+    whatever happens in it. With `timeline` process 0 then writes who did what when into timeline.json.
     """
     plan, workdir, hosts, progress = parts.plan, parts.workdir, parts.hosts, parts.progress
     world, codec = parts.world, parts.codec
     own = {"process": hosts.index, "first_step": progress.step + 1}
     params = policy.sampled(parts.state.params)
+    kept = Timeline() if timeline and not hosts.index else None
+    playing = {"abandonment": parts.abandonment, "timeline": kept}
     with (
-        build.serving(plan, parts.model, params, progress.version, world, codec) as (engine, pool),
+        runs.tracing(kept, workdir / "timeline.json"),
+        build.serving(plan, parts.model, params, progress.version, world, codec, **playing) as (engine, pool),
         build.evaluating(plan, engine, pool, world, codec) as eval_pool,
         runs.recording(workdir, progress, steps, limits=plan.alarms, hosts=hosts) as record,
         EpisodeLog(workdir, **own) as episodes,
@@ -178,7 +192,15 @@ def opened(parts: Parts, *, steps: int, profile: tuple[int, int] | None = None) 
             keep_evaluated=partial(keep, eval_episodes),
             save=runs.saver(checkpoints, host),
             stop=stop,
+            span=unrecorded if kept is None else kept.track("learner"),
         )
+
+
+def publish(parts: Parts, live: Live, params: Any, version: int) -> None:
+    """Sample by a copy of `params` from now on, and judge by one where a critic does."""
+    if parts.critic is not None:
+        parts.critic.publish(params)
+    live.engine.publish(policy.sampled(params), version)
 
 
 def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> None:
@@ -198,7 +220,7 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         build.build_gate(plan, progress.version, hosts),
         progress,
         **parts.options,
-        publish=lambda params, version: live.engine.publish(policy.sampled(params), version),
+        publish=partial(publish, parts, live),
         keep_episodes=live.keep_episodes,
         log=live.log,
         evaluate=evaluate,
@@ -207,4 +229,5 @@ def train(parts: Parts, live: Live, *, steps: int, stop_at_step: int = 0) -> Non
         eval_every=plan.eval.every,
         stop=lambda: live.stop() or bool(stop_at_step and progress.step >= stop_at_step),
         hosts=hosts,
+        span=live.span,
     )

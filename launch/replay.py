@@ -8,9 +8,9 @@ moment at which the batch is cut). A token's staleness is this run's version, pl
 its own: every stored token is at least one version old, and `rl.max_staleness` does not hold.
 
 Config, checkpoints, metrics, resuming and signals are those of launch.train. Not read: `curriculum.name`, `hints`,
-`rollout`, `engine` (what was played was played) and `eval`: nothing is evaluated while it trains, for want of a world,
-and no checkpoint is the best; `launch.evaluate --workdir=D` does it afterwards. The episodes are not copied into D,
-which keeps their address and size in replay.json: `--workdir=D` alone resumes.
+`engine` and, but for `abandoned`, `rollout` (what was played was played), and `eval`: nothing is evaluated while it
+trains, for want of a world, and no checkpoint is the best; `launch.evaluate --workdir=D` does it afterwards. The
+episodes are not copied into D, which keeps their address and size in replay.json: `--workdir=D` alone resumes.
 """
 
 import json

@@ -125,7 +125,7 @@ def tables(lines: Sequence[dict]) -> str:
 
 
 def sweep_table(lines: Sequence[dict]) -> str:
-    """One row an arm of launch.sweep over its seeds, below the warm start that they share."""
+    """One row an arm of launch.sweep over its seeds, below the warm start that they share, or each below its own."""
     measures = list(lines[0]["after"])
     head = [f"{name}: sampled, mean ± sd (each)" if name else "sampled, mean ± sd (each)" for name in measures]
     stages = [line[when] for line in lines for when in ("before", "after")]
@@ -147,9 +147,15 @@ def sweep_table(lines: Sequence[dict]) -> str:
         return [*sampled, _spread([own["greedy"] for own in first]), _mean([own["searches"] for own in first])]
 
     starts = {line["seed"]: line["before"] for line in lines}
-    rows.append("| *warm start* | " + " | ".join([*cells([starts[seed] for seed in sorted(starts)]), "", ""]) + " |")
+    shared = all(line["before"] == starts[line["seed"]] for line in lines)
+    if shared:
+        rows.append(
+            "| *warm start* | " + " | ".join([*cells([starts[seed] for seed in sorted(starts)]), "", ""]) + " |"
+        )
     for arm in dict.fromkeys(line["arm"] for line in lines):
         own = sorted((line for line in lines if line["arm"] == arm), key=lambda line: line["seed"])
+        if not shared:
+            rows.append(f"| *before: {arm}* | " + " | ".join([*cells([line["before"] for line in own]), "", ""]) + " |")
         episodes, minutes = (statistics.mean(line[name] for line in own) for name in ("episodes", "minutes"))
         rows.append(
             f"| {arm} | " + " | ".join(cells([line["after"] for line in own])) + f" | {episodes:.0f} | {minutes:.1f} |"
@@ -189,14 +195,15 @@ def with_tables(readme: str, text: str) -> str:
 
 def rescored() -> None:
     """Prints what another reward would have said, and writes it by episode."""
-    from launch import rescore  # starts jax
+    from launch import recipe, rescore  # starts jax
 
     given = flags.FLAGS
     with cli.validating():
         workdir = Path(cli.want_workdir(given.workdir))
         how = {"reach": given.reach, "options": given.option, "leader": given.leader}
         terms = rescore.terms_of(workdir, given.rewards, **how)
-        records = rescore.rescore(workdir, terms, scale=make_plan(config_of(workdir)).rl.scale)
+        plan = make_plan(config_of(workdir))
+        records = rescore.rescore(workdir, terms, scale=plan.rl.scale, excluded=recipe.excluded(plan))
     out = Path(given.out) if given.out else workdir / "rescored.jsonl"
     rescore.write(records, out)
     print(rescore.tell(rescore.summary(records)))

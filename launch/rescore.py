@@ -10,7 +10,7 @@ and `--leader=NAME` go before it.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rl import advantages
 from rl.episodes import read_episodes
 from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rewards.terms import make_terms
-from rl.types import Trajectory
+from rl.types import Status, Trajectory
 
 
 def terms_of(
@@ -57,11 +57,14 @@ def terms_of(
     )
 
 
-def rescore(workdir: Path, terms: Sequence[RewardTerm], *, scale: str) -> list[dict[str, Any]]:
+def rescore(
+    workdir: Path, terms: Sequence[RewardTerm], *, scale: str, excluded: Collection[Status] = ()
+) -> list[dict[str, Any]]:
     """A record for each stored episode of training, in the order of ticket and member: {ticket, member, task_id,
     status, and `before` and `after`, each {scores, reward, advantage}}.
 
-    The advantage is relative to the episode's group; None where the episode was not judged. Memory: all episodes.
+    The advantage is relative to the episode's group, without those that ended as one of `excluded`; None where the
+    episode was not judged. Memory: all episodes.
     """
     groups: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in read_episodes(workdir):
@@ -69,7 +72,7 @@ def rescore(workdir: Path, terms: Sequence[RewardTerm], *, scale: str) -> list[d
     records = []
     for ticket in sorted(groups):
         before = sorted(groups[ticket], key=lambda t: t.member)
-        after = score_group(terms, before)
+        after = score_group(terms, before, excluded=excluded)
         for old, new, was, now in zip(before, after, _credit(before, scale), _credit(after, scale), strict=True):
             records.append(
                 {"ticket": ticket, "member": old.member, "task_id": old.task_id, "status": old.status.value}

@@ -29,6 +29,7 @@ from rl.loop import Progress
 from rl.metrics.alarms import Limits
 from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
+from rl.timeline import Timeline
 
 
 class Stopped(Exception):
@@ -188,6 +189,7 @@ def learning_options(plan: Plan, terms: Sequence[RewardTerm]) -> dict[str, Any]:
     return {
         "terms": terms,
         "admit": partial(admits, low=plan.curriculum.admit_low, high=plan.curriculum.admit_high),
+        "excluded": recipe.excluded(plan),
         "groups_per_batch": plan.rl.groups_per_batch,
         "group_size": plan.rl.group_size,
         "credit": recipe.build_credit(plan, terms),
@@ -278,12 +280,22 @@ def want_finished(progress: Progress, steps: int) -> None:
 
 @contextlib.contextmanager
 def exits_when_stopped(remedy: str = "") -> Iterator[None]:
-    """Where the block ends by `Stopped` the program ends: its sentence and the remedy, and the status of a signal."""
+    """Where the block ends by `Stopped` the program ends: its sentence and the remedy, and status 0."""
     try:
         yield
     except Stopped as early:
         print(f"{early}{remedy}", file=sys.stderr)
         sys.exit(EXIT_STOPPED)
+
+
+@contextlib.contextmanager
+def tracing(timeline: Timeline | None, path: Path) -> Iterator[None]:
+    """Writes `timeline`, if there is one, to `path` when the block ends, whichever way."""
+    try:
+        yield
+    finally:
+        if timeline is not None:
+            timeline.write(path)
 
 
 @contextlib.contextmanager

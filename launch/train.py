@@ -27,6 +27,7 @@ def run(
     *,
     stop_at_step: int = 0,
     profile: tuple[int, int] | None = None,
+    timeline: bool = False,
     hosts: "Hosts | None" = None,
 ) -> None:
     """The whole stage, in this process or with the other `hosts`; everything it leaves is in `workdir`. Raises
@@ -37,7 +38,7 @@ def run(
 
     steps = plan.rl.steps
     parts = reinforce.build_parts(plan, workdir, init, hosts=hosts or ALONE)
-    with reinforce.opened(parts, steps=steps, profile=profile) as live:
+    with reinforce.opened(parts, steps=steps, profile=profile, timeline=timeline) as live:
         reinforce.train(parts, live, steps=steps, stop_at_step=stop_at_step)
     runs.want_finished(parts.progress, min(stop_at_step or steps, steps))
 
@@ -76,9 +77,11 @@ def main(_) -> None:
             from launch.runs import Stopped, check_start
 
             check_processes(plan, hosts.count)
+            if played and flags.FLAGS.timeline:
+                raise cli.ConfigError("--timeline: with --replay nothing is played beside the learner; leave it out")
             given = {"init": init, "replay": played, "stop_at_step": flags.FLAGS.stop_at_step}
             distributed.check_same(hosts, config, **given)
-            stage, kept = run, (init or Path(workdir)) / "tokenizer"
+            stage, kept = partial(run, timeline=flags.FLAGS.timeline), (init or Path(workdir)) / "tokenizer"
             if played:
                 policy.check_model(plan, kept)
                 own = kept if kept.exists() else played[0] / "tokenizer"
@@ -86,7 +89,9 @@ def main(_) -> None:
             else:
                 hosts.first(partial(build.check_data, plan, demonstrations=False, kept=kept))
             check_start(plan, Path(workdir), init)
-            reward_models.check(reward_models.paths_of(plan), tokenizer=kept, processes=hosts.count)
+            own = {"tokenizer": kept, "processes": hosts.count}
+            reward_models.check(reward_models.paths_of(plan), **own)
+            reward_models.check(reward_models.abandons_by(plan), **own, key=reward_models.ABANDONS)
 
         with distributed.opened(hosts, workdir, config) as folder:
             try:
@@ -111,6 +116,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("reward", None, "module:function that judges answers, where the world has the option reward")
     flags.DEFINE_string("profile_steps", "", "a:b, optimizer steps to record with jax.profiler into D/profile")
+    flags.DEFINE_bool("timeline", False, "Write what learner and engine do when into D/timeline.json (ui.perfetto.dev)")
     flags.DEFINE_integer(
         "stop_at_step",
         0,

@@ -175,14 +175,17 @@ def play_on(
     from tqdm import tqdm
 
     from launch import build
+    from launch.worlds import Placed
     from rl.rewards.outcome import success
     from rl.rollout.roll_in import roll_in, starts_of, success_frac
 
     starts = dict(enumerate((t, n) for t in episodes for n in starts_of(t)))
     on = [tasks[t.task_id] for t, _ in starts.values()]
     with (
-        build.serving(plan, model, params, 0, world, codec) as (engine, _),
-        contextlib.closing(build.build_pool(plan, engine, world, codec, episode=roll_in(starts))) as pool,
+        build.serving(plan, model, params, 0, world, codec) as (engine, training),
+        contextlib.closing(
+            build.build_pool(plan, engine, Placed(training.make_env, training.calls), codec, episode=roll_in(starts))
+        ) as pool,
         tqdm(total=len(on), unit="turn", leave=False, disable=None) as bar,
     ):
         groups = pool.run_many(on, samples=plan.rm.roll_ins, on_group=lambda _: bar.update())

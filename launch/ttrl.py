@@ -83,7 +83,7 @@ def each_query(plan: Plan, workdir: cli.Workdir, init: Path | None, result: dict
     """Adapt to one task after the other, each from the start; `result` is written after each. A query that a signal
     cut is begun anew. In the end engine and learner have the start's weights.
     """
-    from launch import policy, reinforce, runs
+    from launch import reinforce, runs
     from rl.loop import Progress
 
     rl = dataclasses.replace(plan.rl, steps=plan.ttrl.steps, groups_per_batch=1)
@@ -96,13 +96,13 @@ def each_query(plan: Plan, workdir: cli.Workdir, init: Path | None, result: dict
         parts = dataclasses.replace(parts, state=None)  # each query has its own
         while len(done) < len(queries) and not live.stop():
             i = len(done)
-            live.engine.publish(policy.sampled(start), _version(plan, i))
+            reinforce.publish(parts, live, start, _version(plan, i))
             own = dataclasses.replace(parts, state=parts.learner.init_state(start))
             record = adapt_to(own, live, queries[i], i)
             if record is not None:
                 done.append(record)
                 write_json(workdir / "result.json", result)
-        live.engine.publish(policy.sampled(start), _version(plan, len(queries)))
+        reinforce.publish(parts, live, start, _version(plan, len(queries)))
     if len(done) < len(queries):
         raise runs.Stopped(f"stopped after {len(done)} of {len(queries)} queries; --workdir={workdir} alone goes on")
     for when in ("before", "after"):

@@ -109,7 +109,7 @@ def locked(path: Path, flag: str) -> Iterator[None]:
 
 
 def git_state() -> str:
-    """Commit and diff of the code that runs; says so where there is no git."""
+    """Commit and diff of the code that runs, without results/, which runs write; says so where there is no git."""
     root = Path(__file__).resolve().parents[1]
 
     def git(*args: str) -> str:
@@ -118,7 +118,7 @@ def git_state() -> str:
         ).stdout
 
     try:
-        return f"commit {git('rev-parse', 'HEAD').strip()}\n{git('diff', 'HEAD')}"
+        return f"commit {git('rev-parse', 'HEAD').strip()}\n{git('diff', 'HEAD', '--', '.', ':!results')}"
     except (OSError, subprocess.SubprocessError) as err:
         return f"commit unknown ({type(err).__name__}: not in a git repository, or no commit)\n"
 

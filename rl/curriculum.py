@@ -208,11 +208,14 @@ class Hints:
             return task
         prob = self.prob * max(0.0, 1 - ticket / self.tickets)
         text = self.hint(task) if address(self.seed, ticket, _HINT) < prob else None
-        if not text:
-            return task
-        last = task.prompt[-1]
-        told = Message(last.role, f"{last.content}\nHint: {escape_tags(text)}")
-        return dataclasses.replace(task, prompt=(*task.prompt[:-1], told), data={**task.data, "hint": text})
+        return with_hint(task, text) if text else task
+
+
+def with_hint(task: Task, text: str) -> Task:
+    """`task` with a hint at the end of its prompt, and in `data["hint"]`."""
+    last = task.prompt[-1]
+    told = Message(last.role, f"{last.content}\nHint: {escape_tags(text)}")
+    return dataclasses.replace(task, prompt=(*task.prompt[:-1], told), data={**task.data, "hint": text})
 
 
 def address(seed: int, ticket: int, purpose: int) -> float:

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from envs.base import Task
 from rl.credit import CreditFn
 from rl.hosts import ALONE, Hosts, total
 from rl.learner import Learner, TrainState, skipped_in_a_row
+from rl.metrics.abandonment import abandonment_means
 from rl.metrics.episodes import episode_means, term_means
 from rl.metrics.majority import majority_means
 from rl.quarantine import Quarantine
@@ -33,9 +34,12 @@ from rl.rewards.compose import RewardTerm, reward, score_group
 from rl.rewards.shaping import without_overlong
 from rl.rollout.failures import deterministic
 from rl.rollout.feeder import Feeder, Judged
-from rl.rollout.pool import Group, Pool
+from rl.rollout.pool import MIN_SCORED, Group, Pool
 from rl.rollout.staleness import StalenessGate
-from rl.types import Mean, Trajectory
+from rl.timeline import Recorder, unrecorded
+from rl.types import Mean, Status, Trajectory
+
+ASK_S = 1.0  # how late a process hears that another is to stop, while worlds are waited for
 
 
 @dataclasses.dataclass
@@ -94,6 +98,7 @@ def train(
     credit: CreditFn,
     drop_equal_groups: bool,
     filter_overlong: bool = False,
+    excluded: Collection[Status] = (),
     eval_every: int,
     save_every: int,
     ref_every: int = 0,
@@ -101,26 +106,29 @@ def train(
     quarantine: Quarantine | None = None,
     stop: Callable[[], bool] = lambda: False,
     hosts: Hosts = ALONE,
+    span: Recorder = unrecorded,
 ) -> TrainState:
     """Train until `progress.step` is `steps`, or until `stop()` in any process, after a step or while a batch is waited
-    for (what has finished of it waits in the checkpoint); updates `progress` in place.
+    for (what has finished of it waits in the checkpoint, if there is a step that is not saved yet); updates `progress`
+    in place.
 
     `groups_per_batch` is of all processes together; `gate` counts this one's. `credit` is one of rl/credit.py.
     `outcome(ticket, trajectories)` is what a group, admitted or refused, tells the curriculum; `observe` takes what all
     processes' groups told, before the gate lets in others. `draw` is called in this thread and in the feeder's, in
     which `terms` and `admit`, which may refuse a scored group, are called. With `filter_overlong` what a limit cut is
-    compared with and not trained on (`without_overlong`). A batch is `minibatches` updates of the learner's, and so
-    many steps. After every `ref_every` steps the reference that the state keeps is the policy of that moment. `pool`
-    may be stored episodes (rl/replay.py). A task that `quarantine` holds is not played. A failed *episode* is data;
-    whatever a thread, the fault budget or the device raises ends the loop, in every process.
+    compared with and not trained on (`without_overlong`); what ended as one of `excluded` is neither (`judge`). A batch
+    is `minibatches` updates of the learner's, and so many steps. After every `ref_every` steps the reference that the
+    state keeps is the policy of that moment. `pool` may be stored episodes (rl/replay.py). A task that `quarantine`
+    (None: no task is) holds is not played. A failed *episode* is data; whatever a thread, the fault budget or the
+    device raises ends the loop, in every process. `span` records the phases of a step (rl/timeline.py): rollout (a
+    batch is waited for), batch, agree, learn, publish, eval, keep.
     """
     if (steps - progress.step) % minibatches:
         raise ValueError(f"got steps={steps} after {progress.step}, want a multiple of minibatches={minibatches} more")
     last, skipped = progress.step >= steps, 0
     share = groups_per_batch // hosts.count
     kept = [saved for saved in progress.waiting if saved["ticket"] % hosts.count == hosts.index]
-    quarantine = Quarantine() if quarantine is None else quarantine
-    judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit)
+    judging = partial(judge, terms=terms, drop_equal_groups=drop_equal_groups, admit=admit, excluded=excluded)
     committed = progress.step  # what it began from
 
     def commit(feeder: Feeder, success: float | None) -> None:
@@ -136,16 +144,15 @@ def train(
             feeder = closing.enter_context(Feeder(
                 pool, gate, draw, judging, progress.tickets(hosts), waiting=kept,
                 size=group_size, batch=share, batches=(steps - progress.step) // minibatches,
-                passes=lambda task: quarantine.holds(task.task_id),
+                passes=lambda task: quarantine is not None and quarantine.holds(task.task_id),
             ))  # fmt: skip
         while not last:
-            clock = _Clock()
+            clock = _Clock(span)
             with hosts.telling():
                 # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
                 feeder.let_in(progress.version)
-                complete = feeder.wait(stop)
-            if not all(hosts.exchange(complete)):
-                break  # nobody waits for a world: it may hang
+            if not all_complete(feeder, stop, hosts):
+                break
             with hosts.telling():
                 groups, refused = feeder.next_batch()
                 clock.mark("rollout")
@@ -179,8 +186,9 @@ def train(
             records = hosts.exchange(own)
             progress.settle(ticket for record in records for ticket in record["settled"])
             observe([each for record in records for each in record["outcomes"]], progress.ticket)
-            failures = [each for record in records for each in record["failures"]]
-            quarantine.add(failures, sum(record["played"] for record in records))
+            if quarantine is not None:
+                failures = [each for record in records for each in record["failures"]]
+                quarantine.add(failures, sum(record["played"] for record in records))
             rolled, packed = (total(record[name] for record in records) for name in ("rolled", "packed"))
             clock.mark("agree")
 
@@ -201,7 +209,10 @@ def train(
             # Keep, evaluate, log, save (in this order: a record without its checkpoint is dropped at the next start).
             with hosts.telling():
                 keep_episodes(progress.step, [t for group in everything for t in group.trajectories])
-                record = {**rolled, **learned, **packed, "rollout/quarantined": Mean(len(quarantine), 1)}
+                record = {**rolled, **learned, **packed}
+                if quarantine is not None:
+                    quarantine.tell()
+                    record["rollout/quarantined"] = Mean(len(quarantine), 1)
                 success = None
                 if eval_every and (progress.step % eval_every == 0 or progress.step == steps):
                     result = evaluate()
@@ -214,9 +225,24 @@ def train(
             last = any(hosts.exchange(progress.step >= steps or stop()))
             if last or success is not None or (save_every and progress.step % save_every == 0):
                 commit(feeder, success)
+            clock.mark("keep")
         if progress.step > committed:  # it was asked to stop, in the middle of a batch
             commit(feeder, None)
     return state
+
+
+def all_complete(feeder: Feeder, stop: Callable[[], bool], hosts: Hosts) -> bool:
+    """Whether the next batch of every process is complete; False where one is to stop before. A world may hang, here or
+    with another, and no stop waits for it longer than ASK_S.
+    """
+    while True:
+        with hosts.telling():
+            complete = feeder.wait(stop, ASK_S)
+        told = hosts.exchange([complete, stop()])
+        if all(complete for complete, _ in told):
+            return True
+        if any(stopping for _, stopping in told):
+            return False
 
 
 def judge(
@@ -225,12 +251,20 @@ def judge(
     terms: Sequence[RewardTerm],
     drop_equal_groups: bool = False,
     admit: Callable[[Sequence[Trajectory]], bool] = lambda trajectories: True,
+    excluded: Collection[Status] = (),
 ) -> Judged:
     """The group, scored. Refused: too few scored members (the pool says so), equal rewards if `drop_equal_groups`, or
     what `admit` refuses.
+
+    Members that ended as one of `excluded` are shown to no term, nor to `admit`: the others are judged as if there were
+    none. A group that has too few others is dropped.
     """
-    group = dataclasses.replace(group, trajectories=tuple(score_group(terms, group.trajectories)))
-    refused = group.dropped or (drop_equal_groups and is_equal(group)) or not admit(group.trajectories)
+    members = tuple(score_group(terms, group.trajectories, excluded=excluded))
+    compared = [t for t in members if t.status not in excluded]
+    few = sum(t.status.scored for t in compared) < min(MIN_SCORED, len(members))
+    dropped = group.dropped or (few and len(compared) < len(members))
+    group = dataclasses.replace(group, trajectories=members, dropped=dropped)
+    refused = dropped or (drop_equal_groups and is_equal(group)) or not admit(compared)
     return Judged(group, admitted=not refused)
 
 
@@ -251,6 +285,7 @@ def group_means(groups: Sequence[Group], terms: Sequence[RewardTerm]) -> dict[st
         **episode_means(episodes, families=families),
         **term_means(terms, episodes),
         **voted,
+        **abandonment_means([(group.trajectories, group.dropped) for group in groups]),
         "batch/equal_groups_frac": Mean(sum(map(is_equal, groups)), len(groups)),
         "batch/difficulty": Mean(sum(group.task.difficulty for group in groups), len(groups)),
         "batch/hinted_frac": Mean(sum("hint" in group.task.data for group in groups), len(groups)),
@@ -265,15 +300,17 @@ def packing_means(packing: Mapping[str, float]) -> dict[str, Mean]:
 
 
 class _Clock:
-    """Seconds of each phase of one step."""
+    """Seconds of each phase of one step, each told to `span`."""
 
-    def __init__(self):
+    def __init__(self, span: Recorder):
+        self._span = span
         self._last = self._start = time.monotonic()
         self._phases: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
         now = time.monotonic()
         self._phases[phase] = now - self._last
+        self._span(phase, self._last, now)
         self._last = now
 
     def total_s(self) -> float:

@@ -29,7 +29,7 @@ class Held:
 
 
 class Quarantine:
-    """Task ids that are held, of `tasks` in all. `report(new, all)` is called whenever what is held changes.
+    """Task ids that are held, of `tasks` in all. `report(new, all)` is called by `tell` where that has changed.
 
     More than `max_frac` of the tasks met so far (at least of 20, at most of `tasks`), or all, are too many.
     `holds` may be asked in any thread.
@@ -45,6 +45,7 @@ class Quarantine:
         self._tasks, self._max_frac, self._report = tasks, max_frac, report
         self._met = 0  # groups that were played: of one epoch the tasks
         self._held: dict[str, Held] = {}
+        self._new: list[Held] | None = None  # since the last report; None: nothing has changed
 
     def __len__(self) -> int:
         return len(self._held)
@@ -54,28 +55,36 @@ class Quarantine:
         return task_id in self._held
 
     def add(self, failures: Iterable[Mapping[str, Any]], played: int) -> None:
-        """Takes what the groups of a batch have proved, `played` in all. Raises QuarantineError."""
-        new, changed = [], False
+        """Takes what the groups of a batch have proved, `played` in all. Raises QuarantineError, after a report."""
         self._met += played
         for failure in failures:
-            held, changed = self._held.get(failure["task_id"]), True
+            self._new = [] if self._new is None else self._new
+            held = self._held.get(failure["task_id"])
             if held is None:  # with max_staleness > 0 it may have been under way more than once
-                new.append(self._held.setdefault(failure["task_id"], Held(**failure)))
+                self._new.append(self._held.setdefault(failure["task_id"], Held(**failure)))
             else:
                 held.count += failure["count"]
-        if changed:
-            self._report(new, [*self._held.values()])
         self._check()
+
+    def tell(self) -> None:
+        """Reports what has changed since the last time; apart from `add`, because a report may fail in one process."""
+        if self._new is not None:
+            new, self._new = self._new, None
+            self._report(new, [*self._held.values()])
 
     def _check(self) -> None:
         met = max(min(self._met, self._tasks), _FEW)
-        if len(self) > self._max_frac * met or len(self) >= self._tasks:
-            last = list(self._held.values())[-1]
-            raise QuarantineError(
-                f"got {len(self)} tasks on which the world always fails, of {min(self._met, self._tasks)} met, want at "
-                f"most {self._max_frac:g} of them; the last: {last.task_id}: {last.error}; mend the world or its data "
-                "(quarantine.jsonl names all), or raise rollout.max_quarantined_frac"
-            )
+        everything = len(self) >= self._tasks
+        if not everything and len(self) <= self._max_frac * met:
+            return
+        self.tell()
+        last = list(self._held.values())[-1]
+        want = "want one that can be played" if everything else f"want at most {self._max_frac:g} of {met} met"
+        remedy = "" if everything else ", or raise rollout.max_quarantined_frac"
+        raise QuarantineError(
+            f"got {len(self)}{' (all)' if everything else ''} tasks on which the world always fails, {want}; the last: "
+            f"{last.task_id}: {last.error}; mend the world or its data (quarantine.jsonl names them){remedy}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for the host tree of a checkpoint."""

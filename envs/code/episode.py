@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.base import EnvSpec, Observation, Step, Task
-from envs.code import similarity, tools
-from envs.code.grade import Grades, configures, grade, protected
+from envs.code import lessons, similarity, tools
+from envs.code.grade import Grade, Grades, configures, grade, protected
 from envs.code.packages import is_test
 from envs.code.repositories import Repositories, Repository
 from envs.code.suite import TEST_LIMITS, Suites
@@ -47,6 +47,20 @@ class _Episode:
     grade: dict[str, Any] | None = None
     all_passed: bool = False  # the tests, whatever was tried
     done: bool = False
+
+
+def graded(
+    suites: Suites, grades: Grades, repository: Repository, task: Task, changed: Mapping[str, str | None],
+    tried: Sequence[str],
+) -> Grade:  # fmt: skip
+    """What `changed` is worth, by the task's tests; of a lesson, which has none, by its text."""
+    if "lesson" in task.data:
+        right = lessons.is_right(changed, list(repository.buggy)) and not tried
+        return Grade(right, float(right), float(right), float(right), tuple(tried), True, None, 0.0, right)
+    return grades.of([task.task_id, changed, sorted(tried)], lambda: grade(
+        suites, repository.name, repository.package, repository.released, repository.buggy, changed, task.data,
+        secrets.token_hex(8), tried=tried, test_literals=repository.test_literals, test_files=repository.graded_tests,
+    ))  # fmt: skip
 
 
 def _is_text(value: Any) -> bool:
@@ -209,12 +223,8 @@ class CodeEnv:
 
     def _submit(self, turn: int) -> str:
         del turn
-        episode, repository, data = self._running(), self._repository, self._task.data
-        result = self._grades.of([self._task.task_id, episode.changed, sorted(episode.tried)], lambda: grade(
-            self._suites, repository.name, repository.package, repository.released, repository.buggy, episode.changed,
-            data, secrets.token_hex(8), tried=episode.tried, test_literals=repository.test_literals,
-            test_files=repository.graded_tests,
-        ))  # fmt: skip
+        episode, repository = self._running(), self._repository
+        result = graded(self._suites, self._grades, repository, self._task, episode.changed, episode.tried)
         before = {path: repository.seen(path) for path in {*episode.changed, *repository.buggy}}
         gold = {path: repository.released(path) for path in repository.buggy}
         like = similarity.similarity(before, {p: t for p, t in episode.changed.items() if p in before}, gold)

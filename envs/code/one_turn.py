@@ -2,12 +2,11 @@
 2502.18449)."""
 
 import json
-import secrets
 
 from envs.base import EnvSpec, Observation, Step, Task
 from envs.code import similarity
-from envs.code.episode import GRADED
-from envs.code.grade import Grades, grade, protected
+from envs.code.episode import GRADED, graded
+from envs.code.grade import Grades, protected
 from envs.code.repositories import Repositories
 from envs.code.suite import Suites
 from envs.dataset import task_from_json, task_to_json
@@ -50,11 +49,7 @@ class PatchEnv:
         before = {path: repository.seen(path) for path in {*changed, *repository.buggy}}
         gold = {path: repository.released(path) for path in repository.buggy}
         tried = sorted({"tests" for path in changed if protected(repository.package, path)})
-        result = self._grades.of([self._task.task_id, changed, sorted(tried)], lambda: grade(
-            self._suites, repository.name, repository.package, repository.released, repository.buggy, changed,
-            self._task.data, secrets.token_hex(8), tried=tried, test_literals=repository.test_literals,
-            test_files=repository.graded_tests,
-        ))  # fmt: skip
+        result = graded(self._suites, self._grades, repository, self._task, changed, tried)
         facts |= {
             "similarity": similarity.similarity(before, changed, gold), "success": result.success,
             "exploited": bool(result.exploits), "exploits": list(result.exploits), "well_formed": [True],

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs.base import Message, Task
-from envs.code import tasks, tools
+from envs.code import lessons, tasks, tools
 from envs.code.grade import literals
 from envs.code.packages import PACKAGES, Package, is_test, package_tree
 from envs.code.suite import Suites
@@ -70,8 +70,11 @@ class Repositories:
             if task.task_id not in self._known:
                 if len(self._known) > 4096:
                     self._known.clear()
-                made = self._instance(task) if "instance" in task.data else self._released(task)
-                self._suites.add(made.name, made.tree)
+                if "lesson" in task.data:
+                    made = _lesson(task)  # nothing of it is ever run
+                else:
+                    made = self._instance(task) if "instance" in task.data else self._released(task)
+                    self._suites.add(made.name, made.tree)
                 self._known[task.task_id] = made
             return self._known[task.task_id]
 
@@ -101,6 +104,12 @@ class Repositories:
         buggy = {path: text for path, text in changed.items() if not is_test(package, path) and text is not None}
         hidden = {path: text for path, text in changed.items() if is_test(package, path)}
         return Repository(f"{data['instance']}-{data['base_commit'][:12]}", package, after, buggy, hidden, {})
+
+
+def _lesson(task: Task) -> Repository:
+    library = lessons.tree()
+    buggy = tasks.buggy_files(library, task.data["bug"])
+    return Repository(lessons.PACKAGE.name, lessons.PACKAGE, library, buggy, {}, {})
 
 
 def _top(path: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ elsewhere; and an imperfect demonstrator. Each knows the repository as the grade
 import ast
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ from envs.code.tools import lines_of
 
 Write = Callable[..., str]  # (kind, **arguments) -> an action
 
-VERSION = 1  # of the demonstrator: raise it when it would act otherwise
+VERSION = 2  # of the demonstrator: raise it when it would act otherwise
 # What a demonstration does, and how often: the right edit; another line; a wrong text in the right line; none.
 SHARES: Mapping[str, float] = MappingProxyType({"good": 0.4, "elsewhere": 0.25, "wrong_text": 0.25, "none": 0.1})
 _WRONG = (("<", "<="), ("==", "!="), ("True", "False"), (" and ", " or "), ("+", "-"), ("1", "2"), ("0", "1"))
@@ -57,10 +57,19 @@ def function_text(repository: Repository, name: str) -> tuple[str, str]:
     text = repository.seen(path) or ""
     node: Any = ast.parse(text)
     for part in dotted.split("."):
-        node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == part), None)
-    if node is None:
-        return path, text
+        node = next((child for child in _within(node) if child.name == part), None)
+        if node is None:
+            return path, text
     return path, "".join(lines_of(text)[node.lineno - 1 : node.end_lineno])
+
+
+def _within(node: ast.AST) -> Iterator[Any]:
+    """Functions and classes whose dotted name has one part more than that of `node`: those under an `if`, too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+        else:
+            yield from _within(child)
 
 
 def policies(repositories: Repositories, write: Write) -> dict[str, Callable[[Task], ScriptedPolicy]]:
@@ -134,7 +143,8 @@ def demonstrator(
         other = next((replace.replace(a, b, 1) for a, b in _WRONG if a in replace), replace.rstrip("\n") + "  # ?\n")
         if search != other:
             return plan([write("edit", path=path, search=search, replace=other), write("submit")])
-    lines = [line for line in lines_of(text) if line.strip() and text.count(line) == 1]
+    shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]
+    lines = [line for part in shown for line in lines_of(part) if line.strip() and text.count(line) == 1]
     line = lines[int(rng.integers(len(lines)))] if lines else right[0][0]
     other = next((line.replace(a, b, 1) for a, b in _WRONG if a in line), line.rstrip("\n") + "  # ?\n")
     return plan([write("edit", path=path, search=line, replace=other), write("submit")])

@@ -46,6 +46,21 @@ Bug = dict[str, list[list]]  # path -> [start byte, end byte, text]
 
 
 @dataclasses.dataclass(frozen=True)
+class Kinds:
+    """Which bugs are made: of these operators (none: of all), in functions of at most so many lines (0: of any)."""
+
+    only: tuple[str, ...] = ()
+    max_lines: int = 0
+
+    def has(self, site: operators.Site) -> bool:
+        named = not self.only or site.operator in self.only
+        return named and (not self.max_lines or site.lines <= self.max_lines)
+
+
+ANY = Kinds()
+
+
+@dataclasses.dataclass(frozen=True)
 class Base:
     """A package as released: what its suite says of it, in `_RUNS` runs, and calls with what they give."""
 
@@ -65,34 +80,40 @@ def build(
     *,
     sizes: Mapping[str, int] = SIZES,
     seed: int = 0,
+    kinds: Kinds = ANY,
     threads: int = 2,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Task]]:
     """Tasks by package: read where they have been made, made and kept otherwise. Raises NoPackage without a network."""
-    fetch([name for name in names if not _place(data_dir, name, sizes, seed).is_file()], data_dir)
+    places = {name: _place(data_dir, name, sizes, seed, kinds) for name in names}
+    fetch([name for name in names if not places[name].is_file()], data_dir)
 
     def one(name: str) -> list[Task]:
-        place = _place(data_dir, name, sizes, seed)
-        if not place.is_file():
+        if not places[name].is_file():
             begun = time.monotonic()
-            made = list(make(PACKAGES[name], data_dir, suites, sizes, seed))
-            _write(place, made)
+            made = list(make(PACKAGES[name], data_dir, suites, sizes, seed, kinds))
+            write_tasks(places[name], made)
             say(f"{name}: {len(made)} tasks in {time.monotonic() - begun:.0f} s")
-        return _read(place)
+        return read_tasks(places[name])
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))
 
 
-def _place(data_dir: pathlib.Path, name: str, sizes: Mapping[str, int], seed: int) -> pathlib.Path:
+def _place(data_dir: pathlib.Path, name: str, sizes: Mapping[str, int], seed: int, kinds: Kinds) -> pathlib.Path:
     made_by = {"version": VERSION, "package": dataclasses.asdict(PACKAGES[name]), "sizes": dict(sizes), "seed": seed}
-    made_by["held_out"] = HELD_OUT
+    made_by |= {"held_out": HELD_OUT} | (dataclasses.asdict(kinds) if kinds != ANY else {})
+    return place_of(data_dir, name, made_by)
+
+
+def place_of(data_dir: pathlib.Path, name: str, made_by: Mapping[str, Any]) -> pathlib.Path:
+    """The file of the tasks called `name` that were made so."""
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
     return data_dir / "tasks" / f"{name}-{digest}.jsonl"
 
 
-def _write(place: pathlib.Path, tasks: Sequence[Task]) -> None:
-    """First line: how many there are, and a checksum of the rest."""
+def write_tasks(place: pathlib.Path, tasks: Sequence[Task]) -> None:
+    """A file of tasks. First line: how many there are, and a checksum of the rest."""
     body = "".join(task_to_json(task) + "\n" for task in tasks)
     head = json.dumps({"tasks": len(tasks), "sha256": hashlib.sha256(body.encode()).hexdigest()})
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +122,8 @@ def _write(place: pathlib.Path, tasks: Sequence[Task]) -> None:
     os.replace(file.name, place)
 
 
-def _read(place: pathlib.Path) -> list[Task]:
+def read_tasks(place: pathlib.Path) -> list[Task]:
+    """What `write_tasks` wrote. Raises ValueError where the file is not as it was written."""
     head, _, body = place.read_text("utf-8").partition("\n")
     try:
         whole = json.loads(head)["sha256"] == hashlib.sha256(body.encode()).hexdigest()
@@ -116,7 +138,7 @@ def _read(place: pathlib.Path) -> list[Task]:
 
 
 def make(
-    package: Package, data_dir: pathlib.Path, suites: Suites, sizes: Mapping[str, int], seed: int
+    package: Package, data_dir: pathlib.Path, suites: Suites, sizes: Mapping[str, int], seed: int, kinds: Kinds = ANY
 ) -> Iterator[Task]:
     """The tasks of a package, each proved by its runs."""
     files = package_tree(data_dir, package)
@@ -125,7 +147,7 @@ def make(
     digest = hashlib.sha256(f"{package.name}/{seed}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:8], "big")))
     singles = []
-    for bug, site in itertools.islice(_single(base, suites, rng), sizes.get("one", 0)):
+    for bug, site in itertools.islice(_single(base, suites, rng, kinds), sizes.get("one", 0)):
         singles.append((bug, site))
         yield _task(base, "one", len(singles), bug, [site])
     several = itertools.islice(_several(base, suites, singles, rng), sizes.get("several", 0))
@@ -261,12 +283,12 @@ def _near(value: Any) -> list[Any]:
     return []
 
 
-def _single(base: Base, suites: Suites, rng: np.random.Generator) -> Iterator[tuple[_Proved, tuple]]:
+def _single(base: Base, suites: Suites, rng: np.random.Generator, kinds: Kinds) -> Iterator[tuple[_Proved, tuple]]:
     """Bugs of one operator, in an order that goes round the functions, and round the operators in each."""
     groups: dict[tuple[str, str], list[tuple[str, operators.Site]]] = {}
     for path in sorted(base.tree):
         if is_source(base.package, path):
-            for site in operators.sites(base.tree[path]):
+            for site in filter(kinds.has, operators.sites(base.tree[path])):
                 groups.setdefault((path, site.function), []).append((path, site))
     drawn = [(int(rng.integers(1 << 30)), *item) for _, found in sorted(groups.items()) for item in found]
     kept: dict[Any, int] = {}

@@ -11,10 +11,12 @@ from typing import Any
 
 from envs.base import Message, ScriptedPolicy, Task, World
 from envs.code import cheats, grade, scripted, similarity, tools
+from envs.code import lessons as teaching
 from envs.code import tasks as making
 from envs.code.episode import CodeEnv
 from envs.code.grade import Grades
 from envs.code.one_turn import PatchEnv
+from envs.code.operators import OPERATORS
 from envs.code.packages import PACKAGES
 from envs.code.repositories import Repositories, read_instances
 from envs.code.suite import Suites
@@ -30,6 +32,8 @@ def make_world(
     sizes: Mapping[str, int] = making.SIZES,
     families: Sequence[str] = ("one", "several", "regression", "impossible"),
     max_function_lines: int = 0,
+    operators: Sequence[str] = (),
+    lessons: int = 0,
     seed: int = 0,
     instances: str = "",
     checkouts: str = "",
@@ -49,6 +53,8 @@ def make_world(
     Args:
         packages, sizes, seed: see tasks.build; without packages, all. families: those that are asked.
         max_function_lines: > 0 asks only for bugs in functions of at most so many lines.
+        operators: kinds of bugs; with some of them, no others are made, nor in longer functions: more of these, then.
+        lessons: > 0: demonstrations are of so many lessons (lessons.py), of the same bugs, not of training tasks.
         instances, checkouts: a JSONL file in SWE-bench's form and a folder of git repositories: these tasks instead,
         all in
             the train split.
@@ -60,7 +66,8 @@ def make_world(
     """
     packages = tuple(packages) or tuple(PACKAGES)
     unknown = {"packages": set(packages) - set(PACKAGES), "families": set(families) - set(making.SIZES),
-               "sizes": set(sizes) - set(making.SIZES), "cheat": set(cheat) - set(cheats.CHEATS)}  # fmt: skip
+               "sizes": set(sizes) - set(making.SIZES), "cheat": set(cheat) - set(cheats.CHEATS),
+               "operators": set(operators) - set(OPERATORS)}  # fmt: skip
     for name, words in unknown.items():
         if words:
             raise ValueError(f"{name}: got {sorted(words)}, want some of those that there are (envs/code)")
@@ -70,9 +77,11 @@ def make_world(
         )
     if bool(instances) != bool(checkouts):
         raise ValueError(f"got instances={instances!r}, checkouts={checkouts!r}; want both or none")
+    kinds = making.Kinds(tuple(operators), max_function_lines if operators else 0)
     folder = pathlib.Path(data_dir)
     suites = Suites(sandboxes or os.cpu_count() or 1, accept_rlimits=accept_rlimits)
     repositories = Repositories(folder, suites, pathlib.Path(checkouts).absolute() if checkouts else None)
+    prompted = functools.partial(_prompted, repositories, show, instruction, protocol)
     lock, grades = threading.Lock(), Grades()
     made: dict[str, list[Task]] = {}
 
@@ -81,10 +90,13 @@ def make_world(
             raise ValueError(f"split: got {split!r}, want one of {', '.join(SPLITS)}")
         with lock:
             if not made:
-                every = _instances(instances) if instances else _built(folder, packages, suites, sizes, seed)
+                every = _instances(instances) if instances else _built(folder, packages, suites, sizes, seed, kinds)
                 kept = [task for task in every if _wanted(task, families, max_function_lines)]
                 made.update({name: [task for task in kept if task.split == name] for name in SPLITS})
-        return _Tasks(made[split], functools.partial(_prompted, repositories, show, instruction, protocol))
+        return _Tasks(made[split], prompted)
+
+    def taught() -> Sequence[Task]:
+        return _Tasks(teaching.build(lessons, folder, seed=seed, kinds=kinds), prompted)
 
     def make_env() -> CodeEnv | PatchEnv:
         if protocol == "patch":
@@ -107,7 +119,9 @@ def make_world(
         **scripted.SHARES,
         **demonstrations,
     }
-    return World("code", make_env, tasks, policies, lambda: _texts(tasks("train"), demonstrate), demonstrate, by)
+    lesson_tasks = taught if lessons else None
+    texts = lambda: _texts([*tasks("train"), *(taught() if lessons else ())], demonstrate)  # noqa: E731
+    return World("code", make_env, tasks, policies, texts, demonstrate, by, lessons=lesson_tasks)
 
 
 def variants(options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Sequence[str]]]:
@@ -115,9 +129,11 @@ def variants(options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Sequen
     return [(options, ("train",) if options.get("instances") else SPLITS)]
 
 
-def _built(folder, packages, suites, sizes, seed) -> list[Task]:
+def _built(folder, packages, suites, sizes, seed, kinds) -> list[Task]:
     say = functools.partial(print, flush=True)
-    built = making.build(packages, folder, suites, sizes=sizes, seed=seed, say=say, threads=os.cpu_count() or 1)
+    built = making.build(
+        packages, folder, suites, sizes=sizes, seed=seed, kinds=kinds, say=say, threads=os.cpu_count() or 1
+    )
     return [task for found in built.values() for task in found]
 
 

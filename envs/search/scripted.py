@@ -183,9 +183,12 @@ POLICIES = {"gold": gold, "noop": noop, "wrong": wrong} | {f"cheat:{name}": chea
 
 
 def hint(task: Task) -> str | None:
-    """Which page says the answer, by the title of the last link; None where the title has the answer in it."""
+    """Which page says the answer, by the title of the last link; None where the title has the answer in it, or the
+    question names that page: one hop.
+    """
     title = task.data["chain"][-1]["title"]
-    return None if contains(title, task.data["answers"]) else f"Read about {title}"
+    says_nothing = len(task.data["chain"]) == 1 or contains(title, task.data["answers"])
+    return None if says_nothing else f"Read about {title}"
 
 
 # --- imperfect demonstrations ---------------------------------------------------------------------

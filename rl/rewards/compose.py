@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from rl.types import Trajectory
+from rl.types import Status, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,19 +80,23 @@ def check_terms(terms: Sequence[RewardTerm], *, outcome: str = "outcome", max_sh
         )
 
 
-def score_group(terms: Sequence[RewardTerm], group: Sequence[Trajectory]) -> list[Trajectory]:
+def score_group(
+    terms: Sequence[RewardTerm], group: Sequence[Trajectory], *, excluded: Collection[Status] = ()
+) -> list[Trajectory]:
     """The group with `scores[name] = weight · fn(...)` for every term: an episode's reward is the sum of its scores.
 
-    Members whose status is not scored (ENV_ERROR, CANCELLED) keep empty scores and are shown to no term.
+    Members whose status is not scored (ENV_ERROR, CANCELLED) keep empty scores and are shown to no term. Nor are those
+    that ended as one of `excluded`, whose scores are NaN: the others are scored as if there were none.
     """
-    scored = [i for i, trajectory in enumerate(group) if trajectory.status.scored]
-    members = [group[i] for i in scored]
+    compared = [i for i, t in enumerate(group) if t.status.scored and t.status not in excluded]
+    members = [group[i] for i in compared]
     scores = [dict() for _ in members]
     for term in terms:
         for own, value in zip(scores, term.values(members), strict=True):
             own[term.name] = term.weight * float(math.fsum(value) if term.scope == "turn" else value)
-    out = [dataclasses.replace(trajectory, scores={}) for trajectory in group]
-    for i, own in zip(scored, scores, strict=True):
+    none = {term.name: math.nan for term in terms}
+    out = [dataclasses.replace(t, scores=dict(none) if t.status.scored else {}) for t in group]
+    for i, own in zip(compared, scores, strict=True):
         out[i] = dataclasses.replace(group[i], scores=own)
     return out
 

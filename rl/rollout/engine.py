@@ -33,6 +33,7 @@ from rl.rollout.session import CapacityError, EngineClosed, EngineError, Request
 from rl.rollout.stops import StopIds
 from rl.rollout.turns import check_asked, check_constraint
 from rl.rollout.weights import Snapshot, snapshot
+from rl.timeline import Recorder, unrecorded
 from rl.types import Turn
 
 ASKING_S = 0.002  # how long it is waited for one more session to ask, where some were answered or asked just now
@@ -47,7 +48,9 @@ class Engine:
     callers (default: 8 a session) wait for one.
     `kv_on_update`: at a weight update live KV is computed again ("recompute": every logp is that of its version alone)
     or kept ("keep": cheaper; the logp of later tokens mixes versions). With a `mesh` (1, 1, tensor) heads, mlp and
-    vocabulary are split over its devices; without one the policy lies whole on the first device of the process.
+    vocabulary are split over its devices; without one the policy lies whole on the first device of the process. `span`
+    records what the thread does when (rl/timeline.py): idle, prefill, decode (rounds begun and read: whatever the
+    device had to do is waited for there).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Engine:
         waiting: int | None = None,
         kv_on_update: str = "recompute",
         mesh: Mesh | None = None,
+        span: Recorder = unrecorded,
     ):
         shapes = Shapes(
             lanes, residents, capacity, round_tokens, prefill_rows, prefill_chunk, tuple(contexts) or (capacity,)
@@ -96,6 +100,7 @@ class Engine:
         self._stop_ids = StopIds(view, config.vocab_size, most=END_IDS)
         self._failure: BaseException | None = None
         self._closing = False
+        self._span = span
         self._idle_since: float | None = None  # when the thread began to wait for work
         self._answered = 0  # turns that ended since work was last looked for: their worlds may ask again at once
         self._counts: dict[str, float] = dict.fromkeys(
@@ -105,7 +110,7 @@ class Engine:
         )
         self._rounds = Rounds(
             config, shapes, mesh,
-            lock=self._lock, counts=self._counts, view=view, end_ids=self._end_ids, finish=self._finish,
+            lock=self._lock, counts=self._counts, view=view, end_ids=self._end_ids, finish=self._finish, span=span,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -388,7 +393,9 @@ class Engine:
         idle = not self._requests and not self._rounds.unread
         self._idle_since = time.monotonic()
         self._work.wait_for(lambda: urgent() or self._requests or self._rounds.unread)
-        self._counts["idle_s"] += time.monotonic() - self._idle_since
+        now = time.monotonic()
+        self._counts["idle_s"] += now - self._idle_since
+        self._span("idle", self._idle_since, now)
         self._idle_since = None
         # Worlds that were answered together ask together, and a program for the first costs what one for all does.
         # Where a round is not read yet, the device runs on meanwhile.

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from envs.failures import DATA, INFRASTRUCTURE, kind_of, said, signature_of, stable
+from envs.failures import DATA, INFRASTRUCTURE, causes, kind_of, said, signature_of, stable
 from rl.types import Status, Trajectory
 
 
@@ -57,9 +57,7 @@ def repeated(failures: Sequence[Failure]) -> bool:
 
 def failure_facts(error: BaseException) -> dict[str, str]:
     """`error`, what was raised and where in the world it came from; `failure`, its kind; `signature`."""
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
+    *_, root = causes(error)
     frames = traceback.extract_tb(root.__traceback__)
     where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     note = f"{type(root).__name__}: {said(root)}{where}"

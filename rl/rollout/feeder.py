@@ -8,7 +8,9 @@ affair alone: with max_staleness 0 it lets in what the next batch still lacks, a
 
 import dataclasses
 import itertools
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +68,7 @@ class Feeder:
         self._error: BaseException | None = None
         to_draw, to_keep, self._uncut = itertools.tee(tickets, 3)
         self._head = next(self._uncut)  # the first ticket that is not in `_ready`
-        for judged in _restored(waiting, draw, to_keep, gate, batches * batch):
+        for judged in _restored(waiting, draw, to_keep, gate, batches * batch, passes):
             if judged.admitted:
                 if not gate.acquire(timeout_s=0):
                     raise RuntimeError(f"{len(waiting)} groups wait, more than the gate lets in: {gate.stats()}")
@@ -83,12 +85,13 @@ class Feeder:
         self._gate.on_publish(version)
         self._fill()
 
-    def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until the next batch is complete, or nothing is under way that would complete it. False: `stop()` came
-        first, and whatever finishes meanwhile waits. Errors: what ended the thread.
+    def wait(self, stop: Callable[[], bool] = lambda: False, timeout_s: float = math.inf) -> bool:
+        """Waits until the next batch is complete, or nothing is under way that would complete it. False: `stop()` or
+        the end of `timeout_s` came first, and whatever finishes meanwhile waits. Errors: what ended the thread.
         """
+        until = time.monotonic() + timeout_s
         with self._changed:
-            while not stop():
+            while not stop() and time.monotonic() < until:
                 if self._changed.wait_for(lambda: self._error or self._complete() or not self._running, POLL_S):
                     if self._error is not None:
                         raise self._error
@@ -215,6 +218,7 @@ def _restored(
     tickets: Iterable[int],
     gate: StalenessGate,
     room: int,
+    passes: Callable[[Task], bool],
 ) -> Iterator[Judged]:
     """The groups of `waiting`, but for those that must be played again: of a data set that is not drawn from any more,
     or with tokens that would be too old by their turn (there are more processes now, or fewer), or beyond the `room`
@@ -224,7 +228,7 @@ def _restored(
     for saved in waiting:
         ticket, trajectories = saved["ticket"], tuple(map(Trajectory.from_bytes, saved["episodes"]))
         task = draw(ticket)
-        if all(t.task_id == task.task_id for t in trajectories):
+        if all(t.task_id == task.task_id for t in trajectories) and (trajectories or passes(task)):
             group = Group(ticket, task, trajectories, saved["dropped"], saved["retries"])
             kept[ticket] = Judged(group, saved["admitted"])
     # The place of each ticket among those that are trained, if whatever is still to be played is.

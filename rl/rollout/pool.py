@@ -15,6 +15,7 @@ from typing import Any
 
 from envs.base import Env, EnvError, EnvLost, Task
 from models.sampling import Sampling
+from rl.rollout.concurrency import CallLimit
 from rl.rollout.engine import request_key
 from rl.rollout.failures import BUDGET, Budget, failure_facts
 from rl.rollout.session import EngineBusy, EngineClosed
@@ -50,7 +51,8 @@ class Pool:
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
     the world its thread. `budget` says how often a member that ended as ENV_ERROR is tried again; with fewer than
     `min_scored` scored members the group is dropped. `failures_in_row` world errors without one scored episode between,
-    or `watchdog_s` without any progress, are fatal.
+    or `watchdog_s` without any progress, are fatal. `calls` bounds the calls of the world at once; a call that waits
+    for its turn has not begun.
     """
 
     def __init__(
@@ -68,19 +70,23 @@ class Pool:
         failures_in_row: int = 256,
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,
+        calls: CallLimit | None = None,
         **limits: Any,
     ):
         if threads < 1 or call_deadline_s <= 0 or watchdog_s <= 0:
             raise ValueError(
                 f"Pool: got {threads=} {call_deadline_s=} {watchdog_s=}; want at least one thread and positive seconds"
             )
-        self._engine, self._make_env, self._codec = engine, make_env, codec
+        self._engine, self.make_env, self._codec, self.calls = engine, make_env, codec, calls
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
         self._failures_in_row = failures_in_row
         self._episode, self._limits = episode, limits
 
-        self._lock = threading.Condition()  # guards all below
+        self._most_in_flight, self._in_flight = threads, 0  # episodes
+        guard = threading.RLock()  # of all below
+        # Who waits for a group is not woken for a job, nor every thread for one.
+        self._lock, self._work_there = threading.Condition(guard), threading.Condition(guard)
         self._table = Table(budget, min_scored=min_scored)
         self._results: deque[Group] = deque()
         self._stop = threading.Event()
@@ -170,9 +176,18 @@ class Pool:
                 "groups_open": len(self._table.groups),
                 "members_open": sum(t is None for group in self._table.groups for t in group.ended.values()),
                 "groups_waiting": waiting,
+                "in_flight": self._in_flight,
+                "world_calls": sum(slot.calls for slot in self._slots + self._lost),
+                "world_s": sum(slot.call_s for slot in self._slots + self._lost),
                 "live_threads": threads,
                 "hung_threads": hung,
             }
+
+    def limit_in_flight(self, most: int) -> None:
+        """From now on no episode begins where `most` are in flight; those that are go on."""
+        with self._lock:
+            self._most_in_flight = most
+            self._work_there.notify_all()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Cancel what runs, wake whoever waits, join every thread; idempotent. True when no thread but a hung one is
@@ -185,6 +200,8 @@ class Pool:
         with self._lock:
             sessions = [s.session for s in self._slots + self._lost if s.session is not None]
             self._end_all()
+        if self.calls is not None:
+            self.calls.refuse(self._slots)
         for session in sessions:
             session.close()  # wakes a thread that waits for tokens
         for slot in list(self._slots):
@@ -207,7 +224,7 @@ class Pool:
                 self._progress_s = time.monotonic()  # an idle pool is not a stuck one
             ended, failures = dict.fromkeys(range(size)), [[] for _ in range(size)]
             self._table.add(OpenGroup(ticket, task, sampling, seed, inbox, ended, failures))
-            self._lock.notify_all()
+            self._work_there.notify(size)
 
     def _take(self, inbox: deque, timeout_s: float | None) -> Group:
         with self._lock:
@@ -245,6 +262,8 @@ class Pool:
         if in_row >= self._failures_in_row:
             note = trajectory.facts.get("error", "no note")
             self._fail(EnvError(f"{in_row} episodes in a row ended as ENV_ERROR; the last: {note}"))
+        if self._table.jobs:  # it may be tried again
+            self._work_there.notify()
         self._lock.notify_all()
 
     def _end_all(self) -> None:
@@ -252,6 +271,10 @@ class Pool:
         self._table.closing = True
         self._table.jobs.clear()
         self._lock.notify_all()
+        self._work_there.notify_all()
+
+    def _may_begin(self) -> bool:
+        return bool(self._table.jobs) and self._in_flight < self._most_in_flight
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -271,13 +294,15 @@ class Pool:
         try:
             while True:
                 with self._lock:
-                    self._lock.wait_for(lambda: self._ended() or slot.lost or self._table.jobs)
+                    self._work_there.wait_for(lambda: self._ended() or slot.lost or self._may_begin())
                     if self._ended() or slot.lost:
                         return
                     slot.job = job = self._table.jobs.popleft()
+                    self._in_flight += 1
                 trajectory = self._play(slot, job)
                 with self._lock:
                     slot.job = None
+                    self._in_flight -= not slot.lost  # `_lose` has counted it out
                     self._end(job, trajectory)
                     if slot.lost:  # its member was ended by the supervisor, and another thread has its place
                         return
@@ -302,7 +327,7 @@ class Pool:
             self._discard(slot)  # what fails again must do so on a fresh world
         try:
             if slot.env is None:
-                slot.env = WatchedEnv(slot, self._make_env)
+                slot.env = WatchedEnv(slot, self.make_env, self.calls)
         except EnvError as error:
             return job.empty(Status.ENV_ERROR, **failure_facts(error))
         session = self._open(slot, job)
@@ -398,5 +423,8 @@ class Pool:
 
     def _lose(self, slot: _Slot) -> None:
         slot.lost = True
+        self._in_flight -= slot.job is not None
+        if self.calls is not None:
+            self.calls.refuse([slot])  # a call that never ends holds nobody up
         self._slots.remove(slot)
         self._lost.append(slot)

@@ -20,6 +20,7 @@ from rl.rollout.schedule import Plan
 from rl.rollout.session import Request, Session
 from rl.rollout.turns import lane_arrays, take
 from rl.rollout.weights import Snapshot
+from rl.timeline import Recorder, unrecorded
 
 
 class _Unread(NamedTuple):
@@ -45,6 +46,7 @@ class Rounds:
         view: Callable[[list[int]], str],
         end_ids: Sequence[int],
         finish: Callable[[Request, str], None],
+        span: Recorder = unrecorded,
     ):
         self.device = Device(config, shapes.residents, shapes.capacity, mesh)
         self.unread: _Unread | None = None
@@ -52,7 +54,7 @@ class Rounds:
         self._timed: tuple[int, float] | None = None  # a version by which no token was read yet, since when
         self._shapes, self._key_shift = shapes, config.key_shift
         self._lock, self._counts, self._finish = lock, counts, finish
-        self._view, self._end_ids = view, end_ids
+        self._view, self._end_ids, self._span = view, end_ids, span
 
     def copy(self, source: int, targets: Sequence[Session], n_tokens: int) -> None:
         """KV of the first `n_tokens` ids from one row to those of `targets`."""
@@ -90,7 +92,9 @@ class Rounds:
                     request.session._cached += int(n_new[i])
             self._counts["prefills"] += 1
             self._counts["tokens_prefilled"] += int(n_new.sum())
-            self._counts["prefill_s"] += time.monotonic() - began
+            now = time.monotonic()
+            self._counts["prefill_s"] += now - began
+            self._span("prefill", began, now)
 
     def decode(self, plan: Plan, weights: Snapshot) -> None:
         """Begin a round, then read the one before."""
@@ -106,7 +110,9 @@ class Rounds:
             truncated=plan.truncated,
             constraint=plan.constraint,
         )
-        self._counts["decode_s"] += time.monotonic() - began
+        begun = time.monotonic()
+        self._counts["decode_s"] += begun - began
+        self._span("decode", began, begun)
         self.read()
         with self._lock:
             for lane, request in enumerate(requests):
@@ -134,10 +140,12 @@ class Rounds:
                 self._counts["crowded_rounds"] += 1
                 self._counts["crowded_lanes_used"] += used
             self._counts["tokens_sampled"] += int(out.n_done.sum())
-            self._counts["decode_s"] += time.monotonic() - began
+            now = time.monotonic()
+            self._counts["decode_s"] += now - began
+            self._span("decode", began, now)
             if self._timed is not None and unread.version >= self._timed[0]:
                 self._counts["publishes"] += 1
-                self._counts["publish_to_token_s"] += time.monotonic() - self._timed[1]
+                self._counts["publish_to_token_s"] += now - self._timed[1]
                 self._timed = None
 
     def time_until_read(self, version: int) -> None:

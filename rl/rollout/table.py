@@ -102,11 +102,13 @@ class Table:
             self.counts["late_attempts"] += 1
             return False
         self.counts["episodes"] += 1
+        if self.closing and trajectory.status is Status.ENV_ERROR:  # what it waited for was taken away
+            trajectory = job.empty(Status.CANCELLED, **trajectory.facts)
         if trajectory.status is Status.ENV_ERROR:
             failures = group.failures[member]
             failures.append(failure_of(trajectory))
             self._count_error(failures[-1])
-            if not self.closing and self._budget.allows(failures, group.spent):
+            if self._budget.allows(failures, group.spent):
                 self._retry(job, failures[-1])
                 return True
             facts = {**trajectory.facts, "repeated": repeated(failures)}

@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from envs.base import Env, EnvError, Task
 from envs.failures import said
+from rl.rollout.concurrency import CallLimit
 
 
 @dataclasses.dataclass(eq=False)
@@ -18,6 +20,8 @@ class Watch:
 
     index: int
     call_since: float | None = None  # monotonic seconds at which the running call of the world began
+    calls: int = 0  # that have ended, and their seconds
+    call_s: float = 0.0
 
 
 def guarded(name: str, function: Callable, *args) -> Any:
@@ -36,16 +40,16 @@ class WatchedEnv:
     played; making and closing a world are guarded here.
     """
 
-    def __init__(self, watch: Watch, make_env: Callable[[], Env]):
-        self._watch = watch
-        self._env = guarded("make_env", self._timed, make_env)
+    def __init__(self, watch: Watch, make_env: Callable[[], Env], calls: CallLimit | None = None):
+        self._watch, self._calls = watch, calls
+        self._env = guarded("make_env", partial(self._timed, begins=True), make_env)
 
     @property
     def spec(self):
         return self._env.spec
 
     def reset(self, task: Task):
-        return self._timed(self._env.reset, task)
+        return self._timed(self._env.reset, task, begins=True)
 
     def step(self, action: str):
         return self._timed(self._env.step, action)
@@ -56,13 +60,21 @@ class WatchedEnv:
     def discard(self) -> None:
         """Close the world; a world that fails even at this is only logged."""
         try:
-            guarded("close", self._timed, self._env.close)
+            guarded("close", self._clocked, self._env.close)
         except EnvError as error:
             logging.warning("env-%d: %s", self._watch.index, error)
 
-    def _timed(self, function: Callable, *args):
-        self._watch.call_since = time.monotonic()
+    def _timed(self, function: Callable, *args, begins: bool = False):
+        if self._calls is None:
+            return self._clocked(function, *args)
+        with self._calls.turn(self._watch, begins=begins):
+            return self._clocked(function, *args)
+
+    def _clocked(self, function: Callable, *args):
+        self._watch.call_since = began_s = time.monotonic()
         try:
             return function(*args)
         finally:
             self._watch.call_since = None
+            self._watch.calls += 1
+            self._watch.call_s += time.monotonic() - began_s

@@ -9,6 +9,9 @@ A failed world is typed data: one that raises, answers something else than a Ste
 returns cannot be seen from here: rl/rollout/pool.py watches the clock of each thread, abandons it with its world,
 records the ENV_ERROR and starts another. A failed program (codec, engine) raises.
 
+Between two turns a rule may give the episode up (rl/rollout/abandon.py): it ends as ABANDONED, a failure whatever the
+world said, or is audited, which is played on and says in its facts that it would have ended.
+
 Where the chat template would rewrite what was said so far (models.codec.NotPrefix), the episode goes on in a new row:
 its prompt is the template's rendering of the whole conversation, in which no token is an action, and the session starts
 again, empty. What was sampled stays in the row in which it was sampled, so every sampled token is trained once.
@@ -20,6 +23,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,7 @@ import numpy as np
 from envs.base import Env, EnvError, EnvLost, EnvSpec, Message, Observation, Step, Task
 from models.codec import Codec, NotPrefix
 from models.constraint import Constraint
+from rl.rollout.abandon import NEVER, Abandonment, Verdict
 from rl.rollout.failures import failure_facts
 from rl.rollout.session import CapacityError
 from rl.rollout.watched import guarded
@@ -47,6 +52,7 @@ def run_episode(
     max_seconds: float | None = None,
     role: str | None = None,
     constraint: Constraint | None = None,
+    abandonment: Abandonment = NEVER,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Plays `task` to its end and returns its trajectory, whatever the world does. The caller closes both sides.
@@ -59,17 +65,20 @@ def run_episode(
 
     `max_seconds` (None: no limit) bounds the world's clock: `facts["seconds"]` where the world reports its own, virtual
     or not, and otherwise the seconds of `clock` spent inside its calls. It is read after each step; time spent sampling
-    does not count.
+    does not count. `abandonment` is asked after each turn that is not the last, of texts and rows alone.
 
     CANCELLED: the session was closed. Raises what the codec and the engine raise.
     """
     record, facts, spent_s = Record(), {"success": False}, 0.0
-    role = codec.world_role if role is None else role
+    role, verdict = codec.world_role if role is None else role, Verdict(abandonment, ticket, member)
+
+    def played(status: Status, facts: Mapping[str, Any]) -> Trajectory:
+        return Trajectory(task.task_id, ticket, member, status, record.rows(), facts, {})
 
     def ended(status: Status, **more: Any) -> Trajectory:
         if status not in (Status.DONE, Status.GAVE_UP):
             more["success"] = False
-        trajectory = Trajectory(task.task_id, ticket, member, status, record.rows(), {**facts, **more}, {})
+        trajectory = played(status, {**facts, **verdict.facts(spent_s, record.n_actions), **more})
         try:
             trajectory.to_bytes()
         except (TypeError, ValueError, OverflowError) as err:  # now: later it would be the program that fails
@@ -80,7 +89,8 @@ def run_episode(
 
     try:
         first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
-        talk = Talk(codec, _messages(task, _observed(first).text), env.spec.tools)
+        seen = _observed(first).text
+        talk = Talk(codec, _messages(task, seen), env.spec.tools)
         new_ids = talk.start()
         for index in itertools.count():
             asked = min(max_turn_tokens, max_tokens - len(record) - len(new_ids))
@@ -108,6 +118,10 @@ def run_episode(
             if index + 1 >= env.spec.max_turns:
                 return ended(Status.TURN_LIMIT)
             new_ids, breaks = talk.answer(turn.ids, [Message(role, step.observation.text)])
+            so_far = partial(played, Status.ABANDONED, {}), partial(_goes_on, record, new_ids, breaks)
+            if verdict.ends(seen, text, *so_far, spent_s=spent_s):
+                return ended(Status.ABANDONED)
+            seen = step.observation.text
             if breaks:
                 record.begin_row()
                 session.restart(index + 1)
@@ -196,6 +210,11 @@ class Record:
         """Ids of the row that grows: this list itself, to which ids are only added."""
         return self._rows[-1]["tokens"]
 
+    @property
+    def n_actions(self) -> int:
+        """How many tokens the policy sampled, over all rows."""
+        return sum(map(sum, (row["action_mask"] for row in self._rows)))
+
     def begin_row(self) -> None:
         self._rows.append({name: [] for name in ROW_DTYPES})
 
@@ -218,6 +237,11 @@ class Record:
         """An episode that ended before the policy was asked has none; nor is a row kept before its first turn."""
         arrays = [{name: np.asarray(row[name], dtype) for name, dtype in ROW_DTYPES.items()} for row in self._rows]
         return tuple(Row(**row) for row in arrays if len(row["tokens"]))
+
+
+def _goes_on(record: Record, new_ids: Sequence[int], breaks: bool) -> list[int]:
+    """All that the policy has before its next turn."""
+    return [*(() if breaks else record.tokens), *new_ids]
 
 
 def _messages(task: Task, first: str) -> tuple[Message, ...]:

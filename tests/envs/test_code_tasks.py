@@ -120,11 +120,11 @@ def test_failing_tests_are_hidden_in_half_of_the_tasks(built):
 
 def test_a_kept_file_that_was_changed_is_refused(built, tmp_path):
     place = tmp_path / "t.jsonl"
-    tasks._write(place, built[2][:2])
-    assert tasks._read(place) == built[2][:2]
+    tasks.write_tasks(place, built[2][:2])
+    assert tasks.read_tasks(place) == built[2][:2]
     place.write_text(place.read_text().replace("calc", "talc", 1))
     with pytest.raises(ValueError, match="not as it was written; delete it"):
-        tasks._read(place)
+        tasks.read_tasks(place)
 
 
 def test_a_flaky_bug_is_no_task(built, monkeypatch):

@@ -126,6 +126,22 @@ def test_demonstrations_without_forks_have_none(search):
             build.build_demonstrations(wrong, build.build_world(wrong))
 
 
+def test_hinted_demonstrations_have_the_hint_where_there_is_one(search):
+    """The page of the second hop is told, that of a question of one hop is in the question."""
+    plan = dataclasses.replace(search, n_demos=20, demos_hinted=True)
+    world = build.build_world(plan)
+    plain = build.build_demonstrations(dataclasses.replace(plan, demos_hinted=False), world)
+    told = build.build_demonstrations(plan, world)
+    assert [demo.steps for demo in told] == [demo.steps for demo in plain]
+    seen = set()
+    for demo, same in zip(told, plain, strict=True):
+        hint, hops = world.hint(same.task), len(same.task.data["chain"])
+        prompt = same.task.prompt[-1].content
+        assert demo.task.prompt[-1].content == (f"{prompt}\nHint: {hint}" if hint else prompt)
+        seen.add((hops > 1, hint is not None))
+    assert (True, True) in seen and (False, False) in seen and (False, True) not in seen
+
+
 def test_the_rows_that_a_template_may_make_must_fit_a_batch(search):
     world = build.build_world(search)
     drops = Codec(ct.make_tokenizer(ct.KEEPS_THE_LAST, ct.QWEN_TOKENS + ct.THINK_TOKENS, ct.QWEN))

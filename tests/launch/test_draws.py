@@ -69,6 +69,8 @@ def test_hints_of_a_world_that_has_none(plan, world):
     hinted = dataclasses.replace(plan, hints=HintsPlan(prob=0.5, steps=2))
     with pytest.raises(ValueError, match="hints.prob=0.5: the world 'arith' has no hints; set it to 0"):
         draws.check_hints(hinted, dataclasses.replace(world, hint=None))
+    with pytest.raises(ValueError, match="demos.hinted=True: the world 'arith' has no hints; set it to False"):
+        draws.check_hints(dataclasses.replace(plan, demos_hinted=True), dataclasses.replace(world, hint=None))
 
 
 def test_a_checkpoint_has_what_every_process_has_drawn(plan, world):

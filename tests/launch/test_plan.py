@@ -16,13 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 AT_LEAST_1 = (
     "mesh.data mesh.fsdp mesh.tensor batch.rows batch.micro_rows batch.logp_chunk sft.micro_rows "
     "engine.lanes engine.round_tokens "
-    "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.max_turn_tokens demos.n sft.steps sft.rows "
+    "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.processes rollout.max_turn_tokens demos.n "
+    "sft.steps sft.rows "
     "rft.rounds rft.tasks rft.per_task rft.steps rm.steps rm.roll_ins curriculum.steps hints.steps "
     "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
 ).split()
 AT_LEAST_0 = (
-    "seed rollout.retries rollout.group_retries rollout.data_retries sft.warmup_steps sft.eval_every sft.save_every "
-    "rm.episodes rl.warmup_steps rl.save_every rl.ref_every eval.every"
+    "seed rollout.retries rollout.group_retries rollout.data_retries rollout.calls_at_once "
+    "sft.warmup_steps sft.eval_every sft.save_every rm.episodes rl.warmup_steps rl.save_every "
+    "rl.ref_every eval.every"
 ).split()
 POSITIVE = (
     "rollout.call_deadline_s sft.learning_rate rm.learning_rate rl.learning_rate rl.clip_norm rl.temperature "
@@ -55,6 +57,12 @@ def check_refused(message: str, **changes) -> None:
 
 def at(name: str) -> str:
     return name.replace(".", "/")
+
+
+def test_where_the_worlds_are():
+    check_refused("rollout.worlds='actors': wanted one of threads, processes, ray", **{"rollout/worlds": "actors"})
+    check_refused("rollout.ray_address='auto' with rollout.worlds='threads'", **{"rollout/ray_address": "auto"})
+    make_plan(tree(**{"rollout/worlds": "ray", "rollout/ray_address": "auto"}))
 
 
 @pytest.mark.parametrize("name", AT_LEAST_1)
@@ -117,6 +125,18 @@ def test_finite(name):
         ({"rl/minibatches": 100, "rl/save_every": 0, "eval/every": 0}, "a batch has 64 micro-batches at most"),
         ({"rl/proximal": "none"}, "rl.proximal='none': wanted 'forward' or 'loglinear'"),
         ({"rl/proximal": "loglinear"}, "rl.proximal='loglinear' with rl.recipe='grpo': no proximal policy is read"),
+        ({"rollout/abandon/repeats": 1}, "rollout.abandon.repeats: got 1, wanted 0 (off) or at least 2"),
+        (
+            {"rollout/abandon/prm_below": 0.1},
+            "rollout.abandon.prm_below=0.1 with rollout.abandon.prm_path='': wanted b",
+        ),
+        ({"rollout/abandon/prm_path": "runs/prm"}, "rollout.abandon.prm_below=0.0 with rollout.abandon.prm_path='runs"),
+        ({"rollout/abandon/prm_below": 1.5}, "rollout.abandon.prm_below: got 1.5, wanted 0 to 1"),
+        ({"rollout/abandon/value_below": -0.1}, "rollout.abandon.value_below: got -0.1, wanted at least 0"),
+        ({"rollout/abandon/value_below": 0.1}, "value_below=0.1 with credit.name='group': there is no critic"),
+        ({"rollout/abandon/audit_frac": -0.1}, "rollout.abandon.audit_frac: got -0.1, wanted 0 to 1"),
+        ({"rollout/abandoned": "drop"}, "rollout.abandoned='drop': wanted 'failure' or 'excluded'"),
+        ({"rollout/abandoned": "excluded"}, "no rule of rollout.abandon is on"),
         ({"rl/recipe": "prm"}, "rl.recipe='prm': wanted one of grpo, dapo"),
         ({"rl/recipe": "ppo", "credit/name": "group"}, "with credit.name='group': the value head is ppo's"),
         ({"rl/recipe": "cispo"}, "rl.clip_high: got none for cispo"),

@@ -227,7 +227,7 @@ def test_two_processes_make_the_same_run_and_one_goes_on_from_it(there):
     processes = start(folder, config, workdir, "train", f"--init={folder / 'sft'}")
     try:
         wait_for((folder / "asked").exists, processes, folder)  # process 1 is in step 3, and its world hangs
-        processes[1].send_signal(signal.SIGTERM)
+        processes[0].send_signal(signal.SIGTERM)  # the other: it does not wait for a world that is not its own
         out = [process.communicate(timeout=WAIT_S)[0] for process in processes]
     finally:
         (folder / "go").touch()

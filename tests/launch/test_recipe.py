@@ -1,5 +1,6 @@
 """Every recipe and credit that a config may name is built, with the numbers that the config gives it, and runs."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from configs.arg import ConfigError
 from configs.defaults import defaults
-from launch import build, policy, recipe, runs, train
+from launch import build, policy, recipe, runs, sweep, train
 from launch.plan import make_plan
 from launch.plan_checks import OF_CRITIC, ON_DEVICE, ON_HOST, RECIPES
 from launch.workdir import open_workdir
@@ -18,6 +19,7 @@ from rl.credit import of_critic
 from rl.losses.kl import Penalty
 from rl.rewards.compose import RewardTerm
 from rl.types import Scored, TrajectoryBatch
+from tests.rl.test_losses import NEW, OLD, batch_of
 
 
 def plan_of(name, /, **credit):
@@ -174,3 +176,20 @@ def test_a_run_trains_is_resumed_and_its_policy_is_read(name, credit, tmp_path, 
         assert ("value/explained" in records[0]) == (name == "ppo")
         _, _, params = runs.open_policy(plan, workdir)
         assert "value_head" not in params and "embed" in params
+
+
+def test_naive_and_decoupled_ppo_of_the_sweep_differ_by_the_correction_alone():
+    """Where the proximal policy is the one that sampled, as at η = 0, both are one loss; elsewhere they are not."""
+    loaded = sweep.load_sweep("configs/sweeps/staleness.py")
+    naive, decoupled = (make_plan(sweep.arm_config(loaded, arm, 0)) for arm in ("naive PPO eta 4", "eta 4"))
+    assert recipe.wants_proximal(decoupled) and not recipe.wants_proximal(naive)
+
+    def gradient(plan, proximal):
+        loss, batch = recipe.build_loss(plan), batch_of(proximal_logp=proximal)
+        return jax.grad(lambda x: loss(Scored(x, 0 * x), batch)[0].total)(NEW)
+
+    np.testing.assert_array_equal(gradient(naive, OLD), gradient(decoupled, OLD))
+    assert np.abs(gradient(naive, NEW) - gradient(decoupled, NEW)).max() > 1e-3
+    same = {"recipe": "", "reduce": ""}
+    assert dataclasses.replace(naive.rl, **same) == dataclasses.replace(decoupled.rl, **same)
+    assert naive.credit == decoupled.credit

@@ -98,6 +98,9 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
     assert "| small | 0.550 ± 0.071 (0.500, 0.600) | 0.250 ± 0.000 | 0.750" in report.sweep_table(recovers)
     assert "after a fork" not in report.sweep_table([*recovers[1:], lines[0]])
 
+    apart = report.sweep_table([line | {"before": line["after"]} if line["arm"] == "small" else line for line in lines])
+    assert "*warm start*" not in apart and "| *before: small* | 0.550 ± 0.071 (0.500, 0.600)" in apart
+
     kept = tmp_path / "runs" / "paid" / "seed1" / "result.json"
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"config": "other"}))
     with pytest.raises(ConfigError, match="result of another config"):

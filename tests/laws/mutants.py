@@ -30,6 +30,200 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    # -- giving episodes up: a failure, audited by address, left out without a trace, never while evaluating
+    Mutant(
+        "tests/laws/test_abandon.py::test_what_was_given_up_is_a_failure_whatever_the_world_said",
+        "rl/rollout/worker.py",
+        "if status not in (Status.DONE, Status.GAVE_UP):",
+        "if status not in (Status.DONE, Status.GAVE_UP, Status.ABANDONED):",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_audited_an_episode_is_what_it_would_have_been",
+        "rl/rollout/abandon.py",
+        "return not audited",
+        "return True",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_audited_an_episode_is_what_it_would_have_been",
+        "rl/rollout/abandon.py",
+        'found |= {"s": spent_s - found["s"], "tokens": tokens - found["tokens"]}',
+        'found |= {"s": spent_s, "tokens": tokens - found["tokens"]}',
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_decision_knows_texts_and_the_address_alone",
+        "rl/rollout/abandon.py",
+        "audited = self._audited()",
+        "audited = self._audited() or spent_s > 1e5",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_audit_is_a_share_of_the_members_addressed_by_seed_ticket_and_member",
+        "rl/rollout/abandon.py",
+        "return lambda ticket, member: int(fold_in(request_key(seed, ticket, member), _AUDIT)[0]) < share * 2**32",
+        "return lambda ticket, member: int(fold_in(request_key(seed, ticket, 0), _AUDIT)[0]) < share * 2**32",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_who_is_left_out_changes_nothing_for_the_others",
+        "rl/rewards/compose.py",
+        "compared = [i for i, t in enumerate(group) if t.status.scored and t.status not in excluded]",
+        "compared = [i for i, t in enumerate(group) if t.status.scored]",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_who_is_left_out_changes_nothing_for_the_others",
+        "rl/loop.py",
+        "compared = [t for t in members if t.status not in excluded]",
+        "compared = list(members)",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_a_group_is_compared_by_two_or_dropped",
+        "rl/loop.py",
+        "dropped = group.dropped or (few and len(compared) < len(members))",
+        "dropped = group.dropped",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
+        "rl/rollout/values.py",
+        'return value(params["value_head"], hidden, segment)[jnp.arange(len(length)), length]',
+        'return value(params["value_head"], hidden, segment)[jnp.arange(len(length)), length - 1]',
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
+        "rl/rollout/worker.py",
+        "return [*(() if breaks else record.tokens), *new_ids]",
+        "return [*(() if breaks else record.tokens)]",
+    ),
+    Mutant(
+        "tests/laws/test_resume.py::test_with_all_that_would_be_given_up_audited_it_is_the_run_without",
+        "launch/build.py",
+        "contextlib.closing(build_pool(plan, engine, place, codec, abandonment=abandonment)) as pool,",
+        "contextlib.closing(build_pool(plan, engine, place, codec)) as pool,",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_evaluation_gives_nothing_up",
+        "launch/build.py",
+        "if not (plan.eval.constrain_tools or plan.rollout.abandon.is_on):",
+        "if not plan.eval.constrain_tools:",
+    ),
+    # -- fleets: where a world is changes nothing, what it breaks is its own, and no process is left behind
+    Mutant(
+        "tests/laws/test_fleet.py::test_episodes_through_processes_are_those_of_threads",
+        "envs/fleet/host.py",
+        "inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(instance)",
+        "inbox = self._inboxes.pop(instance, None) if verb == CLOSE else self._inboxes.get(max(self._inboxes))",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_an_episode_whose_world_always_dies_says_how",
+        "envs/fleet/process.py",
+        "self.ended = how + self._killed",
+        'self.ended = "ended"',
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_a_crash_changes_no_result",
+        "envs/fleet/fleet.py",
+        "return self.member.ready and self.member.ended is None and self.hung < MOST_HUNG",
+        "return self.member.ready and self.hung < MOST_HUNG",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/fleet.py",
+        "while not self._fleet._begins(self._running, self._instance):",
+        "while False:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_failure_is_of_the_same_kind_on_both_sides",
+        "envs/fleet/host.py",
+        "raise (EnvLost if kind == INFRASTRUCTURE else EnvError)(text)",
+        "raise EnvError(text)",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_an_instance_that_cannot_be_made_leaves_nothing_behind",
+        "envs/fleet/fleet.py",
+        "running.member.tell(instance, CLOSE)  # what it began there",
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_does_not_answer_is_killed",
+        "envs/fleet/fleet.py",
+        "elif member.ready and member.silent_s() > self._silence_s:",
+        "elif False:",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_never_more_calls_at_once_than_the_world_bears",
+        "rl/rollout/concurrency.py",
+        "self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)",
+        "self._changed.wait_for(lambda: True)",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
+        "rl/rollout/pool.py",
+        "return bool(self._table.jobs) and self._in_flight < self._most_in_flight",
+        "return bool(self._table.jobs)",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_who_waits_for_a_turn_when_the_pool_closes_is_cancelled",
+        "rl/rollout/table.py",
+        "if self.closing and trajectory.status is Status.ENV_ERROR:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_calls_of_very_different_length_are_no_crowd",
+        "rl/rollout/concurrency.py",
+        "call_s = calls_s / calls if calls >= FEWEST_CALLS else None",
+        "call_s = calls_s / calls if calls >= 8 else None",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_it_never_exceeds_what_it_may",
+        "rl/rollout/concurrency.py",
+        "return InFlight(min(max(1, most), cap), shortest_s, quiet_s, calls, calls_s)",
+        "return InFlight(max(1, most), shortest_s, quiet_s, calls, calls_s)",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_a_member_that_is_made_again_costs_no_more_than_its_episodes",
+        "rl/rollout/concurrency.py",
+        "while begins and not self._ready(0.0):  # others may call meanwhile",
+        "while False:",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_a_call_that_hangs_there_costs_no_thread_here",
+        "launch/worlds.py",
+        "return call_deadline_s - min(1.0, 0.1 * call_deadline_s)",
+        "return call_deadline_s + 1.0",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_member_that_cannot_be_started_again_is_tried_again",
+        "envs/fleet/fleet.py",
+        "if not self._began:",
+        "if True:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_call_that_ends_late_hangs_no_more",
+        "envs/fleet/fleet.py",
+        "if any(has_ended() for has_ended in running.late):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_what_ray_loses_is_the_infrastructures",
+        "envs/fleet/ray_actor.py",
+        "except self._ray.exceptions.RayError as error:  # the actor has ended, or",
+        "except self._ray.exceptions.RayActorError as error:  # the actor has ended, or",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_retired_member_waits_for_no_episode_that_was_left",
+        "envs/fleet/fleet.py",
+        "if not running.playing or rests or running.member.silent_s() > self._silence_s:",
+        "if not running.playing or running.member.silent_s() > self._silence_s:",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_no_process_outlives_its_parent",
+        "envs/fleet/host.py",
+        "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_fleet.py::test_no_process_outlives_its_fleet",
+        "envs/fleet/fleet.py",
+        "member.join(until_s)",
+        "pass",
+    ),
     # -- the code world: a reward comes from the released tests over the sources alone; the sandbox holds
     Mutant(
         "tests/laws/test_code_grading.py::test_a_missing_test_is_a_failure",
@@ -186,8 +380,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_episodes.py::test_steps_come_back_in_order_and_exactly",
         "rl/episodes.py",
-        "            writer.close()",
-        "            writer.is_open()",
+        "            writer.close()\n        except",
+        "            writer.is_open()\n        except",
     ),
     Mutant(
         "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
@@ -925,7 +1119,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_feeder.py::test_a_refused_group_takes_a_place_only_if_it_is_played_again",
         "rl/rollout/feeder.py",
-        "if all(t.task_id == task.task_id for t in trajectories):",
+        "if all(t.task_id == task.task_id for t in trajectories) and (trajectories or passes(task)):",
         "if True:",
     ),
     Mutant(
@@ -1739,8 +1933,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_ttrl.py::test_a_set_and_then_single_queries_from_the_same_start",
         "launch/ttrl.py",
-        "live.engine.publish(policy.sampled(start), _version(plan, i))",
-        "live.engine.publish(policy.sampled(start), _version(plan, i)) if not i else None",
+        "reinforce.publish(parts, live, start, _version(plan, i))",
+        "reinforce.publish(parts, live, start, _version(plan, i)) if not i else None",
     ),
     Mutant(
         "tests/rl/test_reward_terms.py::test_a_wrong_label_can_give_right_rewards",
@@ -1934,8 +2128,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_constrain_tools.py::test_an_untrained_policy_calls_tools_in_every_turn_or_in_none",
         "launch/build.py",
-        "with contextlib.closing(build_pool(plan, engine, world, codec, constraint)) as own:",
-        "with contextlib.closing(build_pool(plan, engine, world, codec)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:",
+        "with contextlib.closing(build_pool(plan, engine, place, codec)) as own:",
     ),
     Mutant(
         "tests/launch/test_serve_constraints.py::test_an_answer_in_a_schema",
@@ -2079,6 +2273,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "tests/launch/test_build.py::test_hinted_demonstrations_have_the_hint_where_there_is_one",
+        "launch/build.py",
+        "if hinted and (hint := world.hint(task)):",
+        "if False:",
+    ),
+    # -- lessons: judged by their text, and demonstrations are of them
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_a_lesson_is_judged_by_its_text",
+        "envs/code/lessons.py",
+        "return set(buggy) <= set(changed) and now == {path: tree().get(path) for path in changed}",
+        "return set(buggy) <= set(changed)",
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_a_wrong_demonstration_edits_what_the_prompt_shows",
+        "envs/code/scripted.py",
+        'shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]',
+        "shown = [text]",
+    ),
+    Mutant(
         "tests/envs/test_search.py::test_a_misleading_title_stands_over_another_page_and_asking_again_recovers",
         "envs/search/retrieve.py",
         "self.misled = len(set(titles)) > 1",
@@ -2210,9 +2423,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/chaos/test_kills.py::test_a_stop_while_a_world_hangs_and_sampling_runs_ahead",
-        "rl/rollout/feeder.py",
-        "while not stop():",
-        "while True:",
+        "rl/loop.py",
+        "if any(stopping for _, stopping in told):",
+        "if False:",
     ),
     Mutant(
         "tests/chaos/test_kills.py::test_a_stop_while_a_world_hangs_and_sampling_runs_ahead",
@@ -2230,7 +2443,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/chaos/test_programs.py::test_a_run_over_worlds_that_fail_ends_and_counts_every_loss",
         "launch/reinforce.py",
         'return {"tasks": tasks, "quarantine": parts.options["quarantine"].state_dict()}',
-        'return {"tasks": tasks}',
+        'return {"tasks": tasks, "quarantine": {"met": 0, "held": []}}',
     ),
 )
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from launch import build, policy, runs, sft, train
+from launch import build, policy, reward_models, runs, sft, train
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 from models import transformer
@@ -27,6 +27,7 @@ from rl.monitor import Monitor
 from rl.rewards.compose import RewardTerm
 from rl.rollout import engine
 from rl.rollout.feeder import Feeder
+from rl.types import Status
 
 STEPS = 3
 TERM = RewardTerm("outcome", 1.0, "episode", lambda t: float(t.rows[-1].tokens.sum() % 5))
@@ -231,3 +232,30 @@ def test_killed_while_sampling_runs_ahead_each_ticket_is_trained_once(uninterrup
     assert checkpoint.restore_host(folder / "ckpt")["progress"]["waiting"] == []
     assert max(record["policy/staleness_max"] for record in records(folder)) in (1, 2)
     assert worst_gap(plan, folder, trained.values(), by_version) <= 1e-4
+
+
+def test_with_all_that_would_be_given_up_audited_it_is_the_run_without(uninterrupted, monkeypatch):
+    """A judge gives every episode up after its first turn. Audited all are trained as in the run that has no judge; not
+    audited none goes on; and evaluation never asks.
+    """
+    root, config, _ = uninterrupted
+    gone = {"prm": lambda episodes: [np.zeros(t.n_turns) for t in episodes]}
+    monkeypatch.setattr(reward_models, "build_scorers", lambda there, **shape: gone)
+    for name, share in (("audited", 1.0), ("given_up", 0.0)):
+        own = config.copy_and_resolve_references()
+        with own.unlocked():
+            own.rollout.abandon.prm_below, own.rollout.abandon.prm_path = 0.5, "whose"
+            own.rollout.abandon.audit_frac = share
+        plan, folder = make_plan(own), root / name
+        with open_workdir(folder, own) as workdir:
+            train.run(plan, workdir, root / "sft", timeline=True)
+        played = [t.facts.get("abandonment") for t in read_episodes(folder)]
+        assert any(played) and {found["audited"] for found in played if found} == {share == 1.0}
+        evaluated = list(read_episodes(folder, folder="episodes_eval"))
+        assert evaluated and not any("abandonment" in t.facts for t in evaluated)
+        assert {record["abandon/audited_frac"] for record in records(folder)} == {share}
+        spans = json.loads((folder / "timeline.json").read_text())["traceEvents"]
+        assert {span["name"] for span in spans} >= {"rollout", "learn", "publish", "eval", "idle", "decode", "prefill"}
+    assert_equal_runs(plan, root / "audited", root / "whole")
+    ended = [t for t in read_episodes(root / "given_up") if t.status is Status.ABANDONED]
+    assert ended and all(t.n_turns == 1 and not t.facts["success"] for t in ended)

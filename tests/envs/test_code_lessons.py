@@ -1,0 +1,119 @@
+"""Lessons are of a library, judged by their text, and never among tasks; bugs of chosen kinds are of those alone."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from envs import make_world
+from envs.code import lessons, operators, tasks
+from envs.code.scripted import function_text
+from envs.play import play
+from launch import build
+
+LIBRARY = {
+    "shop/till.py": b"""\
+class Till:
+    def add(self, price, count=1):
+        if count < 1:
+            raise ValueError("count")
+        self.sum += price * count
+
+    def is_open(self):
+        return not self.closed and self.sum >= 0
+
+if True:
+    def under(a, b):
+        def inner(x):
+            return x - a
+        return inner(b)
+""",
+    "broken.py": b"def f(:\n",
+    "latin.py": b"# \xe9\ndef g(a):\n    return a + 1\n",
+}
+KINDS = tasks.Kinds(("compare", "drop_not"), 12)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setattr(lessons, "tree", lambda: LIBRARY)
+
+
+@pytest.fixture
+def world(library, tmp_path):
+    how = {"data_dir": str(tmp_path), "accept_rlimits": True, "lessons": 3, "max_function_lines": 12}
+    return make_world("code", operators=["compare", "drop_not"], show="function", **how)
+
+
+def test_lessons_are_of_the_kinds_asked_in_a_drawn_order(library, tmp_path):
+    found = lessons.build(3, tmp_path, kinds=KINDS)
+    assert sorted(task.data["operators"][0] for task in found) == ["compare", "compare", "drop_not"]
+    assert {task.data["functions"][0] for task in found} == {"shop/till.py:Till.add", "shop/till.py:Till.is_open"}
+    assert lessons.build(3, tmp_path, kinds=KINDS) == found
+    assert {tuple(t.data["operators"]) for s in range(9) for t in lessons.build(1, tmp_path, seed=s, kinds=KINDS)} == {
+        ("compare",),
+        ("drop_not",),
+    }
+    with pytest.raises(ValueError, match="got n=4, but Python's library has 3 sites"):
+        lessons.build(4, tmp_path, kinds=KINDS)
+
+
+def test_a_lesson_is_judged_by_its_text(world):
+    env = world.make_env()
+    for task in world.lessons():
+        (path,) = task.data["bug"]
+        assert task.family == "lesson" and f"{path}\n    def " in task.prompt[-1].content
+        verdicts = {name: play(env, task, world.policies[name](task))[1] for name in ("gold", "noop", "wrong")}
+        assert {name: facts["success"] for name, facts in verdicts.items()} == {
+            "gold": True,
+            "noop": False,
+            "wrong": False,
+        }
+        assert verdicts["gold"]["similarity"] == 1 and not verdicts["gold"]["exploited"]
+        gold, wrong = (world.policies[name](task) for name in ("gold", "wrong"))
+        both = [wrong([]), gold([]), gold([""])]
+        assert not play(env, task, lambda seen, both=both: both[len(seen)])[1]["success"]  # right, and something else
+
+
+def test_demonstrations_are_of_lessons(world):
+    demos = build._demonstrate(world, 12, 0)
+    assert {demo.task.family for demo in demos} == {"lesson"}
+    assert 0 < sum(demo.success for demo in demos) < 12
+
+
+def test_a_wrong_demonstration_edits_what_the_prompt_shows(world):
+    seen = set()
+    for task, seed in itertools.product(world.lessons(), range(40)):
+        action = world.demonstrate(task, seed)([])
+        if action.startswith("<edit>"):
+            search = action.split("SEARCH\n")[1].split("=======")[0]
+            seen.add(search in task.prompt[-1].content)
+    assert seen == {True}
+
+
+def test_a_function_under_an_if_is_found_and_its_inner_one(world, library):
+    class Seen:
+        seen = staticmethod(lambda path: LIBRARY[path].decode())
+
+    assert function_text(Seen, "shop/till.py:under.inner") == (
+        "shop/till.py",
+        "        def inner(x):\n            return x - a\n",
+    )
+    assert function_text(Seen, "shop/till.py:nowhere")[1] == LIBRARY["shop/till.py"].decode()
+
+
+def test_only_bugs_of_the_kinds_asked_are_proved(monkeypatch):
+    base = tasks.Base(None, {"till.py": LIBRARY["shop/till.py"]}, frozenset(), (), 0.1, (), ())
+    monkeypatch.setattr(tasks, "is_source", lambda package, path: True)
+    monkeypatch.setattr(tasks, "prove", lambda base, suites, changes: changes)
+    rng = np.random.default_rng(0)
+    found = [site for _, site in tasks._single(base, None, rng, KINDS)]
+    assert sorted(site[1] for site in found) == ["compare", "compare", "drop_not"]
+    assert len(list(tasks._single(base, None, rng, tasks.ANY))) > len(found)
+    assert not list(tasks._single(base, None, rng, tasks.Kinds(("compare",), 1)))
+
+
+def test_an_unknown_operator_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="operators: got \\['comparison'\\]"):
+        make_world("code", data_dir=str(tmp_path), accept_rlimits=True, operators=["comparison"])
+    assert set(KINDS.only) <= set(operators.OPERATORS)

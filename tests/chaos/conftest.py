@@ -9,7 +9,7 @@ from launch import bench_chaos, reinforce
 from launch.plan import make_plan
 from launch.workdir import open_workdir
 
-STEPS = 8
+STEPS = 6
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Law: whatever worlds do (raise, hang, answer garbage, take long, always fail on some tasks), a run ends with its last
 step, and every episode is scored or counted as lost.
 
-Law: a fault of the program (engine, batcher, learner, judge, checkpoint, disk) ends the run with an error that says
+Law: a fault of the program (engine, batcher, judge, checkpoint, disk) ends the run with an error that says
 what it was; no group stays open, no thread alive, no member uncounted; and the run that goes on from there equals the
 one that nothing disturbed, bit for bit.
 
@@ -79,21 +79,12 @@ def failing(original, at, error):
     return call
 
 
-def broken_learner(at):
-    def change(parts):
-        step = failing(parts.learner.train_step, at, LOST)
-        return dataclasses.replace(parts, learner=dataclasses.replace(parts.learner, train_step=step))
-
-    return change
-
-
 def patched(where, what, error):
     return lambda at: (where, what, failing(getattr(where, what), at, error))
 
 
 FAULTS = {  # what raises, at most at which call, and with which words the run ends
     "engine": (patched(Device, "decode", LOST), STEPS, "device was lost"),
-    "learner": (broken_learner, STEPS, "device was lost"),
     "batcher": (patched(build, "pack", ValueError("chaos: rows")), STEPS, "chaos: rows"),
     "judge": (patched(loop, "score_group", ValueError("chaos: no judge")), 2 * STEPS, "chaos: no judge"),
     "manifest": (patched(checkpoint, "_fsync", FULL), 8 * STEPS, "was not written.*No space"),
@@ -104,13 +95,10 @@ FAULTS = {  # what raises, at most at which call, and with which words the run e
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_program_ends_the_run_and_loses_nothing(runs, monkeypatch, name):
     make, most, words = FAULTS[name]
-    fault, before = make(random.Random(name).randint(1, most)), {*threading.enumerate()}
+    before = {*threading.enumerate()}
     with monkeypatch.context() as patch, pytest.raises(Exception, match=words):
-        if callable(fault):
-            runs(name, fault)
-        else:
-            patch.setattr(*fault)
-            runs(name)
+        patch.setattr(*make(random.Random(name).randint(1, most)))
+        runs(name)
     assert_nothing_is_left(runs.pool(), before)
     assert_went_on_as_if_nothing_had_happened(runs, runs.root / name)
 

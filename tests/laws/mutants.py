@@ -2426,6 +2426,37 @@ MUTANTS: tuple[Mutant, ...] = (
         "met = max(min(self._met, self._tasks), _FEW)",
         "met = max(self._met, _FEW)",
     ),
+    # -- chaos: a run ends whatever its worlds do, goes on wherever it was killed, and stops while a world hangs
+    Mutant(
+        "tests/chaos/test_kills.py::test_killed_at_a_random_moment_and_resumed_it_is_the_same_run",
+        "launch/runs.py",
+        'return restored.device, Progress(**restored.host["progress"])',
+        'return restored.device, Progress(**{**restored.host["progress"], "ticket": 0})',
+    ),
+    Mutant(
+        "tests/chaos/test_kills.py::test_a_stop_while_a_world_hangs_and_sampling_runs_ahead",
+        "rl/loop.py",
+        "if any(stopping for _, stopping in told):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/chaos/test_kills.py::test_a_stop_while_a_world_hangs_and_sampling_runs_ahead",
+        "rl/loop.py",
+        "if progress.step > committed:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/chaos/test_programs.py::test_a_run_over_worlds_that_fail_ends_and_counts_every_loss",
+        "rl/rollout/table.py",
+        'self.counts[f"members_{how}"] += 1',
+        "pass",
+    ),
+    Mutant(
+        "tests/chaos/test_programs.py::test_a_run_over_worlds_that_fail_ends_and_counts_every_loss",
+        "launch/reinforce.py",
+        'return {"tasks": tasks, "quarantine": parts.options["quarantine"].state_dict()}',
+        'return {"tasks": tasks, "quarantine": {"met": 0, "held": []}}',
+    ),
 )
 
 

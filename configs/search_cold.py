@@ -1,15 +1,16 @@
 """Search by a policy that goes on from what it found only where a hint tells it to: then it is asked without.
 
 It is taught questions of one hop as they are, and questions of two with a hint, which names the page of the second hop.
-Asked two hops without a hint it answers after its first search, so that hardly any group teaches it anything. Hints in
-training prompts bring it to the second page; they go, and it has to see that page's name in what it found.
+Asked two hops without a hint it hardly ever succeeds (.02 in training). Hints in training prompts bring it to the second
+page; they go, and it has to see that page's name in what it found.
 
 Run:    python -m launch.sft --config=configs/search_cold.py:taught=true --workdir=runs/search_cold/sft
         python -m launch.train --config=configs/search_cold.py --workdir=runs/search_cold/rl --init=runs/search_cold/sft
         (Without hints: --config.hints.prob=0.)
 Cost:   about that of configs/quickstart.py, whose policy and steps it has.
-Expect: no run yet; see configs/sweeps/hints.py. A policy taught one hop alone does not know what a hint is for: with
-        hints and without .004 before and after (1 seed; LOG.md).
+Expect: without hints training success .02 -> .66 in 10 steps, .83 in 26 (1 seed): rare successes are enough. With
+        hints: not run yet; see configs/sweeps/hints.py. A policy taught one hop alone does not know what a hint is
+        for: with hints and without .004 before and after (1 seed; LOG.md).
 """
 
 from configs import quickstart

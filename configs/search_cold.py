@@ -1,8 +1,8 @@
 """Search by a policy that goes on from what it found only where a hint tells it to: then it is asked without.
 
 It is taught questions of one hop as they are, and questions of two with a hint, which names the page of the second hop.
-Asked two hops without a hint it hardly ever succeeds (.02 in training). Hints in training prompts bring it to the second
-page; they go, and it has to see that page's name in what it found.
+Asked two hops without a hint it hardly ever succeeds (.02 in training). Hints in training prompts bring it to the
+second page; they go, and it has to see that page's name in what it found.
 
 Run:    python -m launch.sft --config=configs/search_cold.py:taught=true --workdir=runs/search_cold/sft
         python -m launch.train --config=configs/search_cold.py --workdir=runs/search_cold/rl --init=runs/search_cold/sft

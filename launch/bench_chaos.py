@@ -154,9 +154,12 @@ def to_kill(folder: Path, seed: int, max_staleness: int, steps: int = STEPS) -> 
     return config
 
 
-def killed(folder: Path, config: ml_collections.ConfigDict, *, kills: int, whole: Path | None = None) -> dict[str, Any]:
+def killed(
+    folder: Path, config: ml_collections.ConfigDict, *, kills: int, whole: Path | None = None, early: float = 0.25
+) -> dict[str, Any]:
     """`kills` times SIGKILL at random moments of runs of `config`, each resumed until it has ended, beside an
-    uninterrupted one, which is `whole` or played first.
+    uninterrupted one, which is `whole` or played first. `early` of the moments are in a launch's start, the others
+    within the steps after it; without early ones each launch has committed something.
 
     Errors (RuntimeError): a launch that ends by anything but its last step or the signal.
     """
@@ -177,7 +180,7 @@ def killed(folder: Path, config: ml_collections.ConfigDict, *, kills: int, whole
         while True:
             launched = launch(folder, workdir)
             done["launches"] += 1
-            if done["kills"] >= kills or not launched.kill(rng, start_s, step_s):
+            if done["kills"] >= kills or not launched.kill(rng, start_s, step_s, early):
                 launched.wait_for_end()
                 break
             done["kills"] += 1
@@ -212,15 +215,14 @@ class Launch:
         self.process, self._workdir, self._errors = process, workdir, errors
         self._steps = recorded(workdir)
 
-    def kill(self, rng: random.Random, start_s: float, step_s: float) -> bool:
-        """SIGKILL at a random moment: a quarter while it starts, else within the steps after it. False: it had ended
-        before that.
-        """
-        if rng.random() < 0.25:
+    def kill(self, rng: random.Random, start_s: float, step_s: float, early: float) -> bool:
+        """SIGKILL at a random moment, as `killed` says. False: it had ended before that."""
+        if rng.random() < early:
             until = time.monotonic() + rng.uniform(0, start_s)
             self.wait(lambda: time.monotonic() > until)
         else:
-            steps, more_s = self._steps + rng.randint(1, 3), rng.uniform(0, 1.5 * step_s)
+            least = 1 if early else 3  # when a step is recorded, the save of the one before the last is durable
+            steps, more_s = self._steps + rng.randint(least, least + 2), rng.uniform(0, 1.5 * step_s)
             if self.wait(lambda: recorded(self._workdir) >= steps):
                 time.sleep(more_s)
         if self.process.poll() is not None:

@@ -175,9 +175,11 @@ def killed(
     kills: int,
     whole: Path | None = None,
     moments: int | None = None,
+    early: float = 0.25,
 ) -> dict[str, Any]:
     """`kills` times SIGKILL at random moments (seeded by `moments`, None: as the run) of runs of `config`, each resumed
-    until it has ended, beside an uninterrupted one, which is `whole` or played first.
+    until it has ended, beside an uninterrupted one, which is `whole` or played first. `early` of the moments are in a
+    launch's start, the others within the steps after it; without early ones each launch has committed something.
 
     Errors (RuntimeError): a launch that ends by anything but its last step or the signal.
     """
@@ -198,7 +200,7 @@ def killed(
         while True:
             launched = launch(folder, workdir)
             done["launches"] += 1
-            if done["kills"] >= kills or not launched.kill(rng, start_s, step_s):
+            if done["kills"] >= kills or not launched.kill(rng, start_s, step_s, early):
                 launched.wait_for_end()
                 break
             done["kills"] += 1
@@ -236,15 +238,14 @@ class Launch:
         self._steps = recorded(workdir)
         self.children: set[int] = set()  # that it had when it was killed
 
-    def kill(self, rng: random.Random, start_s: float, step_s: float) -> bool:
-        """SIGKILL at a random moment: a quarter while it starts, else within the steps after it. False: it had ended
-        before that.
-        """
-        if rng.random() < 0.25:
+    def kill(self, rng: random.Random, start_s: float, step_s: float, early: float) -> bool:
+        """SIGKILL at a random moment, as `killed` says. False: it had ended before that."""
+        if rng.random() < early:
             until = time.monotonic() + rng.uniform(0, start_s)
             self.wait(lambda: time.monotonic() > until)
         else:
-            steps, more_s = self._steps + rng.randint(1, 3), rng.uniform(0, 1.5 * step_s)
+            least = 1 if early else 3  # when a step is recorded, the save of the one before the last is durable
+            steps, more_s = self._steps + rng.randint(least, least + 2), rng.uniform(0, 1.5 * step_s)
             if self.wait(lambda: recorded(self._workdir) >= steps):
                 time.sleep(more_s)
         if self.process.poll() is not None:

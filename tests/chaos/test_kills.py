@@ -17,7 +17,6 @@ from rl import checkpoint
 from rl.episodes import read_episodes
 from tests.chaos.conftest import STEPS
 
-WAIT_S = 300  # far beyond what it takes: a busy machine is slow
 DEADLINE_S = (
     60  # of the exit: a step, the checkpoint, ten seconds for the thread that hangs; far more on a busy machine
 )
@@ -36,7 +35,7 @@ def score(answer, answers):
 
 
 def test_killed_at_a_random_moment_and_resumed_it_is_the_same_run(runs, tmp_path):
-    done = bench_chaos.killed(tmp_path, runs.config, kills=1, whole=runs.root / "whole")
+    done = bench_chaos.killed(tmp_path, runs.config, kills=1, whole=runs.root / "whole", early=0)
     assert done["kills"] == 1 and done["trained"] == STEPS * 4 and done["quarantined"] >= 1
     assert done["tickets_equal"] and done["states_equal"], done
     assert done["steps_lost_most"] <= 2  # one that was being written, one whose record came before its save
@@ -71,10 +70,8 @@ def test_a_stop_while_a_world_hangs_and_sampling_runs_ahead(runs, tmp_path):
     try:
         launched.wait(lambda: (tmp_path / "asked").exists() and bench_chaos.recorded(workdir) == 3)
         time.sleep(2)  # for those behind it
-        asked_s = time.monotonic()
         launched.process.send_signal(signal.SIGTERM)
-        assert launched.process.wait(WAIT_S) == cli.EXIT_STOPPED
-        assert time.monotonic() - asked_s < DEADLINE_S
+        assert launched.process.wait(DEADLINE_S) == cli.EXIT_STOPPED
     finally:
         launched.process.kill()
     progress = checkpoint.restore_host(workdir / "ckpt")["progress"]

@@ -11,8 +11,10 @@ client's error that is no OSError (an HTTP status in its text, say) is data, wha
 
 import concurrent.futures
 import multiprocessing
+import pathlib
 import re
 import subprocess
+import traceback
 from collections.abc import Iterator
 
 from envs.base import EnvLost
@@ -52,6 +54,13 @@ def said(error: BaseException) -> str:
         return str(error)
     except Exception as err:
         return f"(no text: {type(err).__name__})"
+
+
+def placed(error: BaseException) -> str:
+    """Its type and text, and where it was raised: file, line and what stands there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return f"{type(error).__name__}: {said(error)}{where}"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -148,8 +148,8 @@ def train(
             ))  # fmt: skip
         while not last:
             clock = _Clock(span)
+            # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
             with hosts.telling():
-                # Draw, roll out, gate, score: all along, as far ahead as the gate lets in. Here a batch is waited for.
                 feeder.let_in(progress.version)
             if not all_complete(feeder, stop, hosts):
                 break

@@ -8,14 +8,12 @@ import copyreg
 import ctypes
 import faulthandler
 import os
-import pathlib
 import pickle
 import signal
 import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -24,7 +22,7 @@ from typing import Any
 
 from envs import make_world
 from envs.base import Env, EnvError, EnvLost, World
-from envs.failures import DATA, INFRASTRUCTURE, kind_of, said
+from envs.failures import DATA, INFRASTRUCTURE, kind_of, placed, said
 from envs.interpreter import switch_interval_s
 
 HEAD = struct.Struct("<QIB")  # number of the call, of the instance, verb
@@ -52,9 +50,7 @@ def answer(function: Callable, *args: Any) -> bytes:
     except EnvError as error:
         return _failed(said(error), kind_of(error))
     except BaseException as error:  # SystemExit, or a panic of foreign code, is the world's too
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-        return _failed(f"{type(error).__name__}: {said(error)}{where}", kind_of(error))
+        return _failed(placed(error), kind_of(error))
     try:
         return pickle.dumps((_GIVEN, value), pickle.HIGHEST_PROTOCOL)
     except Exception as error:

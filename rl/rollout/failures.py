@@ -7,12 +7,10 @@ a group came through, for that reason, the failure is deterministic and the task
 """
 
 import dataclasses
-import pathlib
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from envs.failures import DATA, INFRASTRUCTURE, causes, kind_of, said, signature_of, stable
+from envs.failures import DATA, INFRASTRUCTURE, causes, kind_of, placed, signature_of, stable
 from rl.types import Status, Trajectory
 
 
@@ -58,10 +56,7 @@ def repeated(failures: Sequence[Failure]) -> bool:
 def failure_facts(error: BaseException) -> dict[str, str]:
     """`error`, what was raised and where in the world it came from; `failure`, its kind; `signature`."""
     *_, root = causes(error)
-    frames = traceback.extract_tb(root.__traceback__)
-    where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    note = f"{type(root).__name__}: {said(root)}{where}"
-    return {"error": note, "failure": kind_of(error), "signature": signature_of(error)}
+    return {"error": placed(root), "failure": kind_of(error), "signature": signature_of(error)}
 
 
 def failure_of(trajectory: Trajectory) -> Failure:

@@ -405,6 +405,7 @@ def test_a_retired_member_waits_for_no_episode_that_was_left(monkeypatch):
         fleet._deadline_s = 0.2
         left._running.late = [lambda: False] * fleets.MOST_HUNG
         until(lambda: fleet.stats()["retired"] == 1 and left.pid not in fleet.pids())
+        assert fleet.stats()["instances"] == 0
     finally:
         fleet.close()
 

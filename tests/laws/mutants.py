@@ -171,6 +171,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "call_s = calls_s / calls if calls >= 8 else None",
     ),
     Mutant(
+        "tests/rl/test_feeder.py::test_a_ticket_that_passed_is_settled_only_while_its_task_is_passed",
+        "rl/rollout/feeder.py",
+        "for t in trajectories) and (trajectories or passes(task)):",
+        "for t in trajectories):",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_a_controller_that_fails_holds_nothing_back_and_is_heard_of",
+        "rl/rollout/concurrency.py",
+        "raise failure[0]",
+        "pass",
+    ),
+    Mutant(
+        "tests/rl/test_loop.py::test_without_a_quarantine_no_task_is_held",
+        "rl/loop.py",
+        "share = groups_per_batch // hosts.count",
+        "share, quarantine = groups_per_batch // hosts.count, quarantine or Quarantine()",
+    ),
+    Mutant(
         "tests/rl/test_concurrency.py::test_it_never_exceeds_what_it_may",
         "rl/rollout/concurrency.py",
         "return InFlight(min(max(1, most), cap), shortest_s, quiet_s, calls, calls_s)",

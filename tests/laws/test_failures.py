@@ -197,6 +197,12 @@ def test_what_proves_that_a_task_always_fails(members, proved):
     assert found == (None if proved is None else want)
 
 
+def test_causes_that_go_in_a_circle_have_an_end():
+    first, second = KeyError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert failure_facts(first)["error"] == "ValueError: b" and kind_of(first) == DATA
+
+
 @pytest.mark.parametrize("data_retries", [1, 2])
 def test_the_pool_proves_it_on_fresh_worlds_and_stops_trying(data_retries):
     """Member 1 fails with a text that differs in numbers alone; worlds that failed are not asked again."""

@@ -252,3 +252,19 @@ def test_the_episodes_in_flight_grow_while_lanes_are_idle():
     finally:
         pool.close()
     assert concurrency.PERIOD_S == 1.0 and not [t for t in threading.enumerate() if t.name == "pool-in-flight"]
+
+
+def test_a_controller_that_fails_holds_nothing_back_and_is_heard_of():
+    class Broken:
+        def stats(self):
+            return {}
+
+    pool = make_pool(threads=9)
+    try:
+        with pytest.raises(KeyError), adapting(Broken(), pool, lanes=1, cap=9, period_s=0.01):
+            end = time.monotonic() + 10
+            while pool._most_in_flight < 9:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+    finally:
+        pool.close()

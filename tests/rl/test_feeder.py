@@ -32,13 +32,14 @@ def saved(ticket, *, sampled, admitted=True, task_id=None):
     return how | {"episodes": [episode.to_bytes()]}
 
 
-def resumed(waiting, *, version=4, batch=1, staleness=2, batches=9, tickets=range(4, 99)):
+def resumed(waiting, *, version=4, batch=1, staleness=2, batches=9, tickets=range(4, 99), held=()):
     """(tickets kept, tickets submitted) by a run that goes on at `version`."""
     gate, pool = StalenessGate(batch=batch, max_staleness=staleness, max_running=99), Pool()
     gate.start_at(version)
     draw = {ticket: Task(f"task-{ticket}", "toy", "train", 0, (), {}) for ticket in tickets}.__getitem__
     judge = lambda group: Judged(group, True)  # noqa: E731
-    with Feeder(pool, gate, draw, judge, tickets, size=1, batch=batch, batches=batches, waiting=waiting) as feeder:
+    how = {"size": 1, "batch": batch, "batches": batches, "passes": lambda task: task.task_id in held}
+    with Feeder(pool, gate, draw, judge, tickets, waiting=waiting, **how) as feeder:
         feeder.let_in(version)
         return [own["ticket"] for own in feeder.waiting()], pool.submitted
 
@@ -53,6 +54,14 @@ def test_a_refused_group_takes_a_place_only_if_it_is_played_again(task_id, kept)
     """Ticket 5's tokens are of version 2: in the first place they may be trained on, in the second they may not."""
     waiting = [saved(4, sampled=4, admitted=False, task_id=task_id), saved(5, sampled=2)]
     assert resumed(waiting)[0] == kept
+
+
+@pytest.mark.parametrize("held, kept", [({"task-4"}, [4]), ((), [])])
+def test_a_ticket_that_passed_is_settled_only_while_its_task_is_passed(held, kept):
+    """Its place is another data set's now, say: then it is played."""
+    passed = {"ticket": 4, "admitted": False, "dropped": True, "retries": 0, "episodes": []}
+    waiting, submitted = resumed([passed], held=held)
+    assert waiting == kept and (4 in submitted) == (not held)
 
 
 def test_what_no_batch_would_hold_leaves_its_place_to_what_comes_before():

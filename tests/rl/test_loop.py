@@ -16,6 +16,7 @@ from envs.base import Task
 from rl import loop
 from rl.credit import relative
 from rl.hosts import ALONE, HostError, Hosts
+from rl.quarantine import Quarantine
 from rl.rewards.compose import RewardTerm
 from rl.rollout.feeder import MOST_REFUSED, Feeder
 from rl.rollout.pool import Group
@@ -329,6 +330,14 @@ def test_no_ticket_is_taken_twice_or_lost(stretches):
         taken += everybody
         assert len(set(taken)) == len(taken)
         assert set(taken) == {*range(progress.ticket), *progress.ahead}
+
+
+def test_without_a_quarantine_no_task_is_held():
+    """As over stored episodes: what they say is trained whatever else failed."""
+    *_, metrics = run(FakePool(lambda ticket: GOOD))
+    assert "rollout/quarantined" not in metrics[1]
+    *_, metrics = run(FakePool(lambda ticket: GOOD), quarantine=Quarantine(9))
+    assert metrics[1]["rollout/quarantined"].value == 0
 
 
 def test_all_stop_where_one_is_asked_to():

@@ -117,7 +117,7 @@ def episodes(seed: int, n: int, *, share: float = 0.2, broken: float = 0.0, worl
         **{how: stats[f"members_{how}"] for how in ("scored", "failed", "cancelled")},
         "kept": kept,
         "faults": dict(sorted(injected.items())),
-        **({"members": live.pool.make_env.__self__.stats()} if worlds == "processes" else {}),  # of its fleet
+        **{name: count for name, count in stats.items() if name.startswith("fleet_")},
         **{name: stats[name] for name in names.split()},
         "steps": parts.progress.step,
         "quarantined": len(parts.options["quarantine"]),

@@ -460,6 +460,7 @@ def build_pool(
         abandonment=abandonment,
         episode=episode,
         calls=place.calls,
+        counts=place.counts,
         **({"clock": place.calls.clock} if place.calls else {}),
     )
 
@@ -477,7 +478,7 @@ def evaluating(plan: Plan, engine: Engine | Replicas, pool: Pool, world: World, 
     with validating():
         constraint = constraints.of_world(env_spec(world), codec) if plan.eval.constrain_tools else None
     place = worlds.Placed(pool.make_env, pool.calls)
-    with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:
+    with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own, adapted(plan, engine, own):
         yield own
 
 
@@ -498,12 +499,19 @@ def serving(
         contextlib.closing(build_engine(plan, model, params, version, codec, timeline)) as engine,
         contextlib.closing(build_pool(plan, engine, place, codec, abandonment=abandonment)) as pool,
         interpreter.shared_by(plan.rollout.threads),
-        contextlib.ExitStack() as stack,
+        adapted(plan, engine, pool),
     ):
-        if plan.rollout.adaptive:
-            lanes = plan.engine.replicas * plan.engine.lanes
-            stack.enter_context(adapting(engine, pool, lanes=lanes, cap=plan.rollout.threads))
         yield engine, pool
+
+
+def adapted(plan: Plan, engine: Engine | Replicas, pool: Pool) -> contextlib.AbstractContextManager[None]:
+    """How many episodes of `pool` are in flight while the block runs: all that it has threads for, unless
+    rollout.adaptive.
+    """
+    if not plan.rollout.adaptive:
+        return contextlib.nullcontext()
+    lanes = plan.engine.replicas * plan.engine.lanes
+    return adapting(engine, pool, lanes=lanes, cap=plan.rollout.threads)
 
 
 def use_compilation_cache(folder: Path = Path("data/jax_cache")) -> None:

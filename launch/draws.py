@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,15 @@ def saved(curriculum: Curriculum, next_ticket: int, hosts: Hosts) -> dict[str, A
     state = curriculum.state_dict(next_ticket)
     own = [[ticket, index] for ticket, index in state["drawn"] if ticket % hosts.count == hosts.index]
     return state | {"drawn": sorted(drawn for each in hosts.exchange(own) for drawn in each)}
+
+
+def resume(host: Mapping[str, Any], curriculum: Curriculum, quarantine: Quarantine) -> None:
+    """Goes on from the host tree of a checkpoint. Of another data set no task is held; a run from before there was a
+    quarantine has none.
+    """
+    same = curriculum.load_state_dict(host["tasks"])
+    if same and "quarantine" in host:
+        quarantine.load_state_dict(host["quarantine"])
 
 
 def build_quarantine(plan: Plan, n_tasks: int, workdir: Path, hosts: Hosts) -> Quarantine:

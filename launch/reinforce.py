@@ -25,7 +25,7 @@ from rl.episodes import EpisodeLog
 from rl.hosts import ALONE, Hosts
 from rl.learner import Learner, TrainState
 from rl.loop import Progress
-from rl.metrics.engine import engine_metrics
+from rl.metrics.engine import engine_metrics, pool_metrics
 from rl.rewards.compose import RewardTerm
 from rl.rollout.abandon import Abandonment
 from rl.rollout.engine import Engine
@@ -85,9 +85,7 @@ def build_parts(
     """
 
     def on_host(host: Mapping[str, Any]) -> None:
-        curriculum.load_state_dict(host["tasks"])
-        if "quarantine" in host:  # absent: saved before there was one
-            quarantine.load_state_dict(host["quarantine"])
+        draws.resume(host, curriculum, quarantine)
 
     with validating(), hosts.telling():
         world = build.build_world(plan)
@@ -175,8 +173,7 @@ def opened(
         def log(step: int, metrics: Mapping[str, Any]) -> None:
             nonlocal seen, counted
             (before, seen), (counts, counted) = (seen, engine.stats()), (counted, pool.stats())
-            lost = {f"rollout/{name}": counted[name] - counts[name] for name in ("late_attempts", "lost_threads")}
-            record(step, {**metrics, **engine_metrics(before, seen), **lost})
+            record(step, {**metrics, **engine_metrics(before, seen), **pool_metrics(counts, counted)})
             mark_step(step)
 
         def host(progress: Progress) -> dict[str, Any]:

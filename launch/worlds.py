@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from envs.base import Env, World
@@ -17,10 +17,13 @@ from rl.rollout.concurrency import CallLimit
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """What a pool plays in: where an instance comes from, and when the world may be called (None: at any time)."""
+    """What a pool plays in: where an instance comes from, when the world may be called (None: at any time), and the
+    counts of the fleet that it is in.
+    """
 
     make_env: Callable[[], Env]
     calls: CallLimit | None
+    counts: Callable[[], Mapping[str, int]] = dict
 
 
 def check(plan: Plan) -> None:
@@ -42,7 +45,7 @@ def placed(plan: Plan, world: World) -> Iterator[Placed]:
     with _members(r.worlds, r.ray_address) as member:
         start = partial(member, plan.world, plan.world_options)
         with contextlib.closing(Fleet(start, r.processes, deadline_s=deadline_s(r.call_deadline_s))) as fleet:
-            yield Placed(fleet.make_env, CallLimit(r.calls_at_once or math.inf, fleet.ready))
+            yield Placed(fleet.make_env, CallLimit(r.calls_at_once or math.inf, fleet.ready), fleet.stats)
 
 
 def deadline_s(call_deadline_s: float) -> float:

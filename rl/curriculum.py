@@ -70,8 +70,9 @@ class TaskStream:
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`. With another data set, epoch 0 begins at `next_ticket`, with a warning.
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from `state`; whether it is of this data set. With another, epoch 0 begins at `next_ticket`, with a
+        warning.
 
         Raises ValueError for another seed: that is another run.
         """
@@ -80,13 +81,14 @@ class TaskStream:
             raise ValueError(f"TaskStream: got seed {self.seed}, want {saved} of the saved run; use another workdir")
         if (state["fingerprint"], state["tasks"]) == (self.fingerprint, len(self.tasks)):
             self.base = state["base"]
-            return
+            return True
         warnings.warn(
             f"TaskStream: the saved run drew from {state['tasks']} tasks ({state['fingerprint'][:12]}), now there are "
             f"{len(self.tasks)} ({self.fingerprint[:12]}): the new data set starts at its first epoch",
             stacklevel=2,
         )
         self.base = state["next_ticket"]
+        return False
 
 
 class Curriculum:
@@ -152,14 +154,16 @@ class Curriculum:
             drawn = [[ticket, index] for ticket, index in sorted(self._drawn.items())]
         return {**self._stream.state_dict(next_ticket), "state": state, "drawn": drawn}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from `saved`; with another data set, as from nothing. Errors and warnings: `TaskStream`'s."""
-        self._stream.load_state_dict(saved)
-        same = (saved["fingerprint"], saved["tasks"]) == (self._stream.fingerprint, len(self._stream.tasks))
+    def load_state_dict(self, saved: Mapping[str, Any]) -> bool:
+        """Goes on from `saved`; with another data set, as from nothing. Returns whether it is the same. Errors and
+        warnings: `TaskStream`'s.
+        """
+        same = self._stream.load_state_dict(saved)
         start = self._sampler.start() if self._sampler else {}
         changes = saved.get("state", {}) if same else {}  # none in a run from before there were samplers
         self._set({name: _changed(value, changes.get(name)) for name, value in start.items()})
         self._drawn = {int(ticket): int(index) for ticket, index in saved.get("drawn", ())} if same else {}
+        return same
 
 
 def outcome(ticket: int, index: int, trajectories: Sequence[Trajectory]) -> Outcome:

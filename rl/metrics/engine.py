@@ -1,4 +1,4 @@
-"""What the engine did for one step, between two readings of `Engine.stats()`."""
+"""What engine and pool did for one step, between two readings of their stats."""
 
 from collections.abc import Mapping
 
@@ -28,3 +28,16 @@ def engine_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dic
         "time/engine_idle_s": did["idle_s"],
         "time/publish_to_token_s": Mean(did["publish_to_token_s"], did["publishes"]),
     }
+
+
+def pool_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Of this process's pool alone: what was lost in the step. `rollout/late_attempts` reported after they had been
+    given up; `rollout/lost_threads` hang in a call. Of a fleet `rollout/fleet_started`, `_died`, `_retired` members and
+    `_hung_calls`, and the `rollout/fleet_members` that can be played in now.
+    """
+    lost = {f"rollout/{name}": now[name] - before[name] for name in ("late_attempts", "lost_threads")}
+    if "fleet_members" not in now:
+        return lost
+    counted = ("fleet_started", "fleet_died", "fleet_retired", "fleet_hung_calls")
+    fleet = {f"rollout/{name}": now[name] - before[name] for name in counted}
+    return {**lost, **fleet, "rollout/fleet_members": now["fleet_members"]}

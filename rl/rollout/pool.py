@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.base import Env, EnvError, EnvLost, Task
@@ -71,6 +71,7 @@ class Pool:
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,
         calls: CallLimit | None = None,
+        counts: Callable[[], Mapping[str, int]] = dict,
         **limits: Any,
     ):
         if threads < 1 or call_deadline_s <= 0 or watchdog_s <= 0:
@@ -78,6 +79,7 @@ class Pool:
                 f"Pool: got {threads=} {call_deadline_s=} {watchdog_s=}; want at least one thread and positive seconds"
             )
         self._engine, self.make_env, self._codec, self.calls = engine, make_env, codec, calls
+        self._counts = counts  # of the places that worlds are in
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
         self._failures_in_row = failures_in_row
@@ -165,7 +167,10 @@ class Pool:
         return [groups[ticket] for ticket in sorted(groups)]
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start (groups, episodes, errors, retries, lost threads) and the state now."""
+        """Counts since the start (groups, episodes, errors, retries, lost threads) and the state now; of a fleet as
+        fleet_NAME.
+        """
+        fleet = {f"fleet_{name}": count for name, count in self._counts().items()}
         with self._lock:
             waiting = len(self._results)
             threads = sum(s.thread is not None and s.thread.is_alive() for s in self._slots)
@@ -181,6 +186,7 @@ class Pool:
                 "world_s": sum(slot.call_s for slot in self._slots + self._lost),
                 "live_threads": threads,
                 "hung_threads": hung,
+                **fleet,
             }
 
     def limit_in_flight(self, most: int) -> None:

@@ -1,6 +1,7 @@
 """The plan's curriculum and hints: each name makes one, what a world cannot do is said before a workdir is made."""
 
 import dataclasses
+import warnings
 
 import pytest
 
@@ -9,6 +10,7 @@ from envs import choose_tasks, make_world
 from launch import draws
 from launch.plan import HintsPlan, make_plan
 from launch.plan_checks import CURRICULA
+from rl.hosts import ALONE
 from tests.rl.test_hosts import in_threads
 
 SIZES = {"train": 30, "validation": 20, "test": 20}
@@ -94,3 +96,20 @@ def test_a_checkpoint_has_what_every_process_has_drawn(plan, world):
         return [ticket for ticket, _ in draws.saved(curriculum, 2, hosts)["drawn"]]
 
     assert in_threads(2, again) == [[2, 3, 4, 5]] * 2
+
+
+def test_of_another_data_set_no_task_is_held(plan, world, tmp_path):
+    """Whoever mends the data a quarantine names begins with all of it."""
+    tasks = world.tasks("train")
+    kept = draws.build_quarantine(plan, len(tasks), tmp_path, ALONE)
+    kept.add([{"task_id": tasks[3].task_id, "signature": "s", "count": 4, "error": "no file"}], played=9)
+    host = {
+        "tasks": draws.build_curriculum(plan, tasks).state_dict(9),
+        "quarantine": kept.state_dict(),
+    }
+    mended = [*tasks[:3], dataclasses.replace(tasks[3], data={**tasks[3].data, "mended": True}), *tasks[4:]]
+    for again, held in ((tasks, True), (mended, False)):
+        quarantine = draws.build_quarantine(plan, len(again), tmp_path, ALONE)
+        with warnings.catch_warnings(record=True):
+            draws.resume(host, draws.build_curriculum(plan, again), quarantine)
+        assert quarantine.holds(tasks[3].task_id) == held

@@ -3,6 +3,7 @@ also where the world bears two calls at once and the episodes in flight follow t
 of other batch mixes of the engine, so they differ by rounding; what is learnt from them differs by as little.)
 """
 
+import json
 import os
 import sys
 
@@ -66,7 +67,7 @@ def said(t):
     return t.ticket, t.member, t.task_id, t.status, dict(t.facts), rows
 
 
-def test_where_the_worlds_are_changes_nothing(trained):
+def test_where_the_worlds_are_changes_nothing(trained, tmp_path):
     here, none = trained("threads")
     there, pids = trained("processes", worlds="processes", processes=2, calls_at_once=2, adaptive=True)
     assert len(here[0]) == STEPS * GROUPS * SIZE and len(here[1]) > 0
@@ -75,6 +76,9 @@ def test_where_the_worlds_are_changes_nothing(trained):
         for a, b in zip(left, right, strict=True):
             np.testing.assert_allclose(a.rows[0].behavior_logp, b.rows[0].behavior_logp, atol=1e-4)
     assert len(pids) == 2 and not none
+    for name, members in (("threads", None), ("processes", 2)):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line).get("rollout/fleet_members") for line in lines] == [members] * STEPS
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -2158,8 +2158,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_constrain_tools.py::test_an_untrained_policy_calls_tools_in_every_turn_or_in_none",
         "launch/build.py",
-        "with contextlib.closing(build_pool(plan, engine, place, codec, constraint)) as own:",
-        "with contextlib.closing(build_pool(plan, engine, place, codec)) as own:",
+        "(build_pool(plan, engine, place, codec, constraint)) as own",
+        "(build_pool(plan, engine, place, codec)) as own",
     ),
     Mutant(
         "tests/launch/test_serve_constraints.py::test_an_answer_in_a_schema",
@@ -2474,6 +2474,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/reinforce.py",
         'return {"tasks": tasks, "quarantine": parts.options["quarantine"].state_dict()}',
         'return {"tasks": tasks, "quarantine": {"met": 0, "held": []}}',
+    ),
+    Mutant(
+        "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",
+        "launch/draws.py",
+        'if same and "quarantine" in host:',
+        'if "quarantine" in host:',
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_an_evaluation_of_its_own_is_adapted_like_training",
+        "launch/build.py",
+        "as own, adapted(plan, engine, own):",
+        "as own:",
+    ),
+    Mutant(
+        "tests/rl/test_engine_metrics.py::test_what_a_pool_lost_in_a_step",
+        "rl/metrics/engine.py",
+        '"rollout/fleet_members": now["fleet_members"]}',
+        '"rollout/fleet_members": now["fleet_members"] - before["fleet_members"]}',
+    ),
+    Mutant(
+        "tests/launch/test_fleet.py::test_where_the_worlds_are_changes_nothing",
+        "launch/worlds.py",
+        "fleet.ready), fleet.stats)",
+        "fleet.ready))",
     ),
 )
 

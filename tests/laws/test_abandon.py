@@ -2,6 +2,7 @@
 the decision knows texts and an address and nothing else; who is left out changes nothing for the others but by absence.
 """
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -183,6 +184,25 @@ def test_evaluation_gives_nothing_up(monkeypatch):
         with build.evaluating(plan, None, training, None, None) as own:
             assert (own is training) == (k == 0)
     assert [options["abandonment"] for options in made] == [how, how, NEVER]
+
+
+def test_an_evaluation_of_its_own_is_adapted_like_training(monkeypatch):
+    adapted = []
+
+    def adapting(engine, pool, **bounds):
+        adapted.append((pool, bounds))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(build, "Pool", lambda *given, **options: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(build, "adapting", adapting)
+    training = SimpleNamespace(make_env=None, calls=None)
+    config = defaults()
+    config.rollout.abandon.repeats = 2
+    for config.rollout.adaptive in (False, True):
+        plan = make_plan(config)
+        with build.evaluating(plan, None, training, None, None) as own:
+            pass
+    assert adapted == [(own, {"lanes": plan.engine.lanes, "cap": plan.rollout.threads})]
 
 
 def test_scores_of_who_is_left_out_are_no_number_and_survive_storage():

@@ -1,8 +1,8 @@
-"""A step's engine metrics are differences of two readings."""
+"""A step's metrics of engine and pool are differences of two readings."""
 
 import math
 
-from rl.metrics.engine import engine_metrics
+from rl.metrics.engine import engine_metrics, pool_metrics
 from rl.types import Mean
 
 BEFORE = dict.fromkeys(
@@ -33,3 +33,18 @@ def test_a_step_without_a_measurement_has_none_and_adds_nothing():
         assert got + idle[name] == got
     both = engine_metrics(BEFORE, NOW)["engine/lane_occupancy_frac"] + later["engine/lane_occupancy_frac"]
     assert both.value == 8 / 20
+
+
+def test_what_a_pool_lost_in_a_step():
+    before, now = {"late_attempts": 1, "lost_threads": 2}, {"late_attempts": 4, "lost_threads": 2}
+    lost = {"rollout/late_attempts": 3, "rollout/lost_threads": 0}
+    assert pool_metrics(before, now) == lost
+    fleet = {"fleet_started": 2, "fleet_died": 0, "fleet_retired": 0, "fleet_hung_calls": 1, "fleet_members": 2}
+    later = {"fleet_started": 4, "fleet_died": 1, "fleet_retired": 1, "fleet_hung_calls": 5, "fleet_members": 1}
+    assert pool_metrics(before | fleet, now | later) == lost | {
+        "rollout/fleet_started": 2,
+        "rollout/fleet_died": 1,
+        "rollout/fleet_retired": 1,
+        "rollout/fleet_hung_calls": 4,
+        "rollout/fleet_members": 1,  # those that are there, not a difference
+    }

@@ -99,6 +99,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.abandon.prm_below = 0.0  # > 0: when P(success) after a turn is below it, by a reward model of rm.kind=prm
     c.rollout.abandon.prm_path = ""  # the launch.train_rm run of that
     c.rollout.abandon.value_below = 0.0  # > 0: when ppo's critic expects less of the state before the next turn
+    c.rollout.abandon.value_after = 10  # and has been trained on so many batches: it begins at 0, below any threshold
     c.rollout.abandon.audit_frac = 0.1  # share of these that is played to its end all the same: the bias, measured
     c.rollout.abandoned = "failure"  # of its group; or "excluded": the group is compared without it
     c.rollout.constrain_tools = False  # True is refused: the learner knows of no constraint; see eval.constrain_tools

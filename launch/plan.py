@@ -46,6 +46,7 @@ class AbandonPlan:
     prm_below: float = 0.0
     prm_path: str = ""
     value_below: float = 0.0
+    value_after: int = 10
     audit_frac: float = 0.1
 
     @property

@@ -206,7 +206,9 @@ def _check_abandon(plan: "Plan") -> None:
     for name in ("prm_below", "audit_frac"):
         value = getattr(a, name)
         refuse(not 0 <= value <= 1, f"rollout.abandon.{name}: got {value}, wanted 0 to 1")
-    refuse(a.value_below < 0, f"rollout.abandon.value_below: got {a.value_below}, wanted at least 0 (0: off)")
+    for name in ("value_below", "value_after"):
+        value = getattr(a, name)
+        refuse(value < 0, f"rollout.abandon.{name}: got {value}, wanted at least 0")
     refuse(
         a.value_below > 0 and plan.credit.name not in OF_CRITIC,
         f"rollout.abandon.value_below={a.value_below} with credit.name={plan.credit.name!r}: there is no critic; "

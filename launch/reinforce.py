@@ -108,7 +108,7 @@ def build_parts(
             on_host=on_host,
             hosts=hosts,
         )
-        critic = reward_models.build_critic(plan, model, state.params, codec.pad_id)
+        critic = reward_models.build_critic(plan, model, state.params, progress.version, codec.pad_id)
         abandonment = reward_models.build_abandonment(plan, workdir / "tokenizer", critic)
     return Parts(
         *(plan, workdir, hosts, world, codec, model, learner, curriculum, options),
@@ -196,7 +196,7 @@ def opened(
 def publish(parts: Parts, live: Live, params: Any, version: int) -> None:
     """Sample by a copy of `params` from now on, and judge by one where a critic does."""
     if parts.critic is not None:
-        parts.critic.publish(params)
+        parts.critic.publish(params, version)
     live.engine.publish(policy.sampled(params), version)
 
 

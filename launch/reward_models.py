@@ -84,12 +84,13 @@ def build_abandonment(plan: Plan, tokenizer: Path, critic: Critic | None = None)
     return Abandonment(rules, abandon.audit(plan.seed, a.audit_frac))
 
 
-def build_critic(plan: Plan, model: ModelConfig, params: Any, pad_id: int) -> Critic | None:
+def build_critic(plan: Plan, model: ModelConfig, params: Any, version: int, pad_id: int) -> Critic | None:
     """The critic that gives episodes up by `params`, until it is told of others; None where none does."""
     if not plan.rollout.abandon.value_below:
         return None
     longest = plan.rollout.max_episode_tokens + 1
-    return Critic(model, params, lengths=widths(longest), rows=plan.rl.group_size, pad_id=pad_id)
+    shape = {"lengths": widths(longest), "rows": plan.rl.group_size, "pad_id": pad_id}
+    return Critic(model, params, version, after=plan.rollout.abandon.value_after, **shape)
 
 
 def build_scorers(

@@ -21,22 +21,35 @@ class Critic:
     `self(states)`: each is the ids that the policy has read and said, those that it would read next included, and V is
     what the learner's critic says of the first token that it would sample. They are judged `rows` at a time under the
     compiled `lengths` (rising), a line each: what is asked together changes nothing. NaN for a state that leaves no
-    room for a token in the last length. Errors: ValueError for parameters without a value head.
+    room for a token in the last length, and for every state before `version` has come to `after`: a head that starts at
+    zero expects nothing of anybody until it has been trained. Errors: ValueError for parameters without a value head.
     """
 
-    def __init__(self, config: ModelConfig, params: Any, *, lengths: Sequence[int], rows: int, pad_id: int):
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        version: int,
+        *,
+        after: int,
+        lengths: Sequence[int],
+        rows: int,
+        pad_id: int,
+    ):
         if "value_head" not in params:
             raise ValueError(f"Critic: got parameters {sorted(params)}, want a value_head among them")
         self._config, self._rows, self._pad_id = config, rows, pad_id
-        self._widths = np.array(sorted(lengths))
-        self.publish(params)
+        self._widths, self._after = np.array(sorted(lengths)), after
+        self.publish(params, version)
 
-    def publish(self, params: Any) -> None:
+    def publish(self, params: Any, version: int) -> None:
         """Judge by a copy of `params` from now on, in whole; the caller may donate them afterwards."""
-        self._params = snapshot(params, 0).params
+        self._published = snapshot(params, version)
 
     def __call__(self, states: Sequence[Sequence[int]]) -> list[float]:
-        params, out = self._params, [np.nan] * len(states)
+        published, out = self._published, [np.nan] * len(states)
+        if published.version < self._after:
+            return out
         widths = np.searchsorted(self._widths, [len(ids) + 1 for ids in states])
         for i, width in enumerate(self._widths.tolist()):
             (own,) = np.nonzero(widths == i)
@@ -46,7 +59,7 @@ class Critic:
                 for line, j in enumerate(some):
                     length[line] = len(states[j])
                     tokens[line, : length[line]] = states[j]
-                values = jax.device_get(_values(self._config, params, tokens, length))
+                values = jax.device_get(_values(self._config, published.params, tokens, length))
                 for line, j in enumerate(some):
                     out[j] = float(values[line])
         return out

@@ -133,6 +133,7 @@ def test_finite(name):
         ({"rollout/abandon/prm_path": "runs/prm"}, "rollout.abandon.prm_below=0.0 with rollout.abandon.prm_path='runs"),
         ({"rollout/abandon/prm_below": 1.5}, "rollout.abandon.prm_below: got 1.5, wanted 0 to 1"),
         ({"rollout/abandon/value_below": -0.1}, "rollout.abandon.value_below: got -0.1, wanted at least 0"),
+        ({"rollout/abandon/value_after": -1}, "rollout.abandon.value_after: got -1, wanted at least 0"),
         ({"rollout/abandon/value_below": 0.1}, "value_below=0.1 with credit.name='group': there is no critic"),
         ({"rollout/abandon/audit_frac": -0.1}, "rollout.abandon.audit_frac: got -0.1, wanted 0 to 1"),
         ({"rollout/abandoned": "drop"}, "rollout.abandoned='drop': wanted 'failure' or 'excluded'"),

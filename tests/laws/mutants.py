@@ -2476,6 +2476,12 @@ MUTANTS: tuple[Mutant, ...] = (
         'return {"tasks": tasks, "quarantine": {"met": 0, "held": []}}',
     ),
     Mutant(
+        "tests/laws/test_abandon.py::test_a_critic_that_has_not_been_trained_gives_nothing_up",
+        "rl/rollout/values.py",
+        "if published.version < self._after:",
+        "if False:",
+    ),
+    Mutant(
         "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",
         "launch/draws.py",
         'if same and "quarantine" in host:',

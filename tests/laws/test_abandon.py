@@ -23,7 +23,7 @@ from rl.credit import leave_one_out, relative
 from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.rewards.terms import make_terms
-from rl.rollout.abandon import NEVER, Abandonment, audit, repeats, valued_below
+from rl.rollout.abandon import NEVER, Abandonment, SoFar, audit, repeats, valued_below
 from rl.rollout.values import Critic
 from rl.types import Status
 from tests.laws import test_learner as learning
@@ -234,14 +234,26 @@ def test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from():
         )
         want = np.asarray(heads.value(params["value_head"], hidden, np.ones((1, 24), np.int32)))[0]
         if key == 0:
-            critic = Critic(learning.CONFIG, params, lengths=(12, 24), rows=2, pad_id=0)
+            critic = Critic(learning.CONFIG, params, 1, after=1, lengths=(12, 24), rows=2, pad_id=0)
         else:
-            critic.publish(params)
+            critic.publish(params, 2)
         asked = [tokens[:n].tolist() for n in (5, 23, 3, 11, 12, 24)]
         np.testing.assert_allclose(critic(asked), [want[n] for n in (5, 23, 3, 11, 12)] + [np.nan], rtol=1e-4)
         np.testing.assert_allclose(critic(asked[:1]), want[5], rtol=1e-4)
     with pytest.raises(ValueError, match="want a value_head"):
-        Critic(learning.CONFIG, learning.params(), lengths=(12,), rows=2, pad_id=0)
+        Critic(learning.CONFIG, learning.params(), 0, after=0, lengths=(12,), rows=2, pad_id=0)
+
+
+def test_a_critic_that_has_not_been_trained_gives_nothing_up():
+    """A head of zeros is below every threshold: believed at once, it would end every episode, and learn from that."""
+    params = learning.params() | {"value_head": random_head(0)}
+    critic = Critic(learning.CONFIG, params, 0, after=2, lengths=(12,), rows=2, pad_id=0)
+    ends = valued_below(np.inf, critic)
+    spoken = []
+    for version in (0, 1, 2, 3):
+        critic.publish(params, version)
+        spoken.append(ends(SoFar([("a", "x")], episode, lambda: [3, 4, 5])))
+    assert spoken == [False, False, True, True]
 
 
 def random_head(key):

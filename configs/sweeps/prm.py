@@ -2,8 +2,8 @@
 episodes, and each turn is credited with what is still to come.
 
 Run:    python -m launch.sweep --sweep=configs/sweeps/prm.py --workdir=runs/prm
-Cost:   8 to 12 minutes on one busy CPU core; a warm start a seed, shared with the other sweeps, 1,280 episodes, roll-ins
-        and 300 steps for the reward model, then 20 steps of RL an arm.
+Cost:   8 to 12 minutes on one busy CPU core; a warm start a seed, shared with the other sweeps, 1,280 episodes,
+        roll-ins and 300 steps for the reward model, then 20 steps of RL an arm.
 """
 
 

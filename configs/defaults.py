@@ -200,8 +200,8 @@ def defaults() -> ml_collections.ConfigDict:
     c.curriculum.epsilon = 0.1  # share of the draws that goes through all tasks, whatever the sampler prefers
     c.curriculum.decay = 0.9  # success_band, learnability: of a task's counts at each new group of it
     c.curriculum.low, c.curriculum.high = 0.2, 0.8  # success_band: of the expected success
-    c.curriculum.start_frac = 0.25  # easy_to_hard: share of the tasks at first; all of them from `steps` batches on
-    c.curriculum.steps = 100
+    c.curriculum.start_frac = 0.25  # easy_to_hard: share of the tasks at first
+    c.curriculum.steps = 100  # and all of them from so many batches' worth of tickets on
     c.curriculum.target = 0.0  # adarft: the difficulty to begin with, 0 the easiest task and 100 the hardest
     c.curriculum.step = 50.0
     c.curriculum.sensitivity = 2.0
@@ -215,7 +215,7 @@ def defaults() -> ml_collections.ConfigDict:
 
     c.hints = ml_collections.ConfigDict()  # of worlds that have some, in the prompts of training tasks alone
     c.hints.prob = 0.0  # of a group at the start; falls to 0 in a line
-    c.hints.steps = 50  # batches, after which no prompt has one
+    c.hints.steps = 50  # batches' worth of tickets (refused groups have some too), after which no prompt has one
 
     c.credit = ml_collections.ConfigDict()
     # Whose merit a reward is. On the host: "group" (relative to the group), "others" (leave one out), "anchor" (by

@@ -43,7 +43,13 @@ def build_curriculum(plan: Plan, tasks: Sequence[Task]) -> Curriculum:
         "success_band": lambda: task_samplers.success_band(n, low=c.low, high=c.high, decay=c.decay),
         "learnability": lambda: task_samplers.learnability(n, decay=c.decay),
         "adarft": lambda: task_samplers.adarft(
-            difficulty(), target=c.target, step=c.step, sensitivity=c.sensitivity, wanted=c.wanted, seed=plan.seed
+            difficulty(),
+            target=c.target,
+            step=c.step,
+            sensitivity=c.sensitivity,
+            wanted=c.wanted,
+            seed=plan.seed,
+            ahead=round((1 - c.epsilon) * plan.rl.max_staleness * plan.rl.groups_per_batch),
         ),
         "plr": lambda: task_samplers.plr(n, temperature=c.temperature, staleness=c.staleness, replay=c.replay),
     }

@@ -206,13 +206,32 @@ def _check_abandon(plan: "Plan") -> None:
     for name in ("prm_below", "audit_frac"):
         value = getattr(a, name)
         refuse(not 0 <= value <= 1, f"rollout.abandon.{name}: got {value}, wanted 0 to 1")
-    for name in ("value_below", "value_after"):
-        value = getattr(a, name)
-        refuse(value < 0, f"rollout.abandon.{name}: got {value}, wanted at least 0")
+    refuse(a.value_below < 0, f"rollout.abandon.value_below: got {a.value_below}, wanted at least 0 (0: off)")
     refuse(
         a.value_below > 0 and plan.credit.name not in OF_CRITIC,
         f"rollout.abandon.value_below={a.value_below} with credit.name={plan.credit.name!r}: there is no critic; "
         f"wanted credit of {', '.join(OF_CRITIC)}, or 0",
+    )
+    for wrong, message in (
+        (a.value_after < 1, f"rollout.abandon.value_after={a.value_after}: a critic begins at 0; wanted at least 1"),
+        (plan.rl.value_coef == 0, "rl.value_coef=0: the critic is never trained; raise it"),
+        (
+            plan.credit.discount < 1,
+            f"credit.discount={plan.credit.discount}: what the critic expects then falls with every token that is "
+            "still to come; set it to 1",
+        ),
+        (
+            abandoned != "excluded" or a.audit_frac == 0,
+            f"rollout.abandoned={abandoned!r}, rollout.abandon.audit_frac={a.audit_frac}: the critic would be taught "
+            "its own verdicts; wanted 'excluded' and more than 0",
+        ),
+        (plan.ttrl.per_query, "ttrl.per_query: each query begins with a new critic; leave either out"),
+    ):
+        refuse(a.value_below > 0 and wrong, f"rollout.abandon.value_below={a.value_below} with {message}")
+    refuse(
+        a.is_on and abandoned == "failure" and plan.reward_leader in ("orm", "prm"),
+        f"rollout.abandoned='failure' with reward.leader={plan.reward_leader!r}: a model judges what there is of an "
+        "episode, and may like it; set it to 'excluded'",
     )
     refuse(
         bool(a.prm_path) != (a.prm_below > 0),
@@ -235,6 +254,20 @@ def _check_rl(plan: "Plan") -> None:
     refuse(
         plan.ttrl.per_query and rl.max_staleness != 0,
         f"ttrl.per_query with rl.max_staleness={rl.max_staleness}: a query's tickets are its own; set it to 0",
+    )
+    refuse(
+        plan.ttrl.per_query and rl.ref_every > 0 and plan.ttrl.steps % rl.ref_every != 0,
+        f"ttrl.per_query with ttrl.steps={plan.ttrl.steps}, rl.ref_every={rl.ref_every}: the second query's reference "
+        "would be refreshed after other steps than the first's; make it a multiple",
+    )
+    refuse(
+        rl.filter_overlong and plan.credit.name in ON_DEVICE,
+        f"rl.filter_overlong with credit.name={plan.credit.name!r}: a filtered episode is in no batch, so neither "
+        f"whitening nor a critic would know it; wanted credit of {', '.join(ON_HOST)}, or False",
+    )
+    refuse(
+        rl.drop_equal_groups and rl.group_size < 2,
+        f"rl.drop_equal_groups with rl.group_size={rl.group_size}: the rewards of one are always equal; raise it",
     )
     refuse(
         rl.train_on_world and rl.max_staleness != 0,
@@ -311,6 +344,12 @@ def _check_kl(plan: "Plan") -> None:
         f"rl.ref_every={rl.ref_every} with lora.rank={plan.lora and plan.lora.rank}: the reference of adapters is "
         "their base, which stays; set either to 0",
     )
+    episodes = rl.groups_per_batch * rl.group_size / rl.minibatches
+    refuse(
+        rl.kl_target > 0 and rl.kl_horizon < episodes,
+        f"rl.kl_horizon={rl.kl_horizon:g}: fewer episodes than one update has, {episodes:g}: the coefficient would "
+        "overshoot, below 0 in the end; raise it (it counts episodes, not batches)",
+    )
     if rl.kl_in != "reward":
         return
     refuse(
@@ -344,6 +383,11 @@ def _check_curriculum(plan: "Plan") -> None:
     for name in ("step", "sensitivity", "temperature"):
         value = getattr(c, name)
         refuse(value <= 0, f"curriculum.{name}: got {value}, wanted more than 0")
+    refuse(
+        c.name == "plr" and plan.rl.group_size < 2,
+        f"curriculum.name='plr' with rl.group_size={plan.rl.group_size}: it goes by the spread of a group, and one "
+        "episode has none; raise it",
+    )
     refuse(not 0 <= c.target <= 100, f"curriculum.target: got {c.target}, wanted 0 to 100")
 
 

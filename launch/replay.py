@@ -127,7 +127,7 @@ def run(
         return packed(*episodes, version=version + stored.newest + 1)
 
     with (
-        runs.recording(workdir, progress, plan.rl.steps, hosts=hosts) as record,
+        runs.recording(workdir, progress, plan.rl.steps, limits=plan.alarms, hosts=hosts) as record,
         checkpoint.Checkpoints(workdir / "ckpt", hosts=hosts) as checkpoints,
         runs.profiling(
             workdir / "profile", None if hosts.index else profile, progress.step, stride=plan.rl.minibatches

@@ -101,11 +101,15 @@ def is_labelled(workdir: Path) -> bool:
 
 
 def read(plan: Plan, sources: Sequence[Path]) -> list["Trajectory"]:
-    """The scored episodes of all sources, or rm.episodes of them, drawn by the seed. Errors: ValueError for none."""
+    """The scored episodes of all sources, or rm.episodes of them, drawn by the seed. Of one that was given up nobody
+    knows how it would have ended. Errors: ValueError for none.
+    """
     from rl.curriculum import permutation
     from rl.episodes import read_episodes
+    from rl.types import Status
 
-    found = [t for s in sources for t in read_episodes(s.parent, folder=s.name) if t.status.scored and t.rows]
+    stored = (t for source in sources for t in read_episodes(source.parent, folder=source.name))
+    found = [t for t in stored if t.status.scored and t.status is not Status.ABANDONED and t.rows]
     if not found:
         raise ValueError(f"--episodes: no scored episode in {', '.join(map(str, sources))}; want some of a policy")
     if not 0 < plan.rm.episodes < len(found):

@@ -196,6 +196,10 @@ def check_label_free(plan: Plan, terms: "Sequence[RewardTerm]") -> None:
             "labels",
         ),
         (
+            plan.ttrl.split == "train" and (plan.rollout.abandon.prm_path or {"orm", "prm"} & plan.reward_terms.keys()),
+            "ttrl.split='train' with a reward model: it was taught the outcomes of these tasks; leave either out",
+        ),
+        (
             plan.ttrl.split == plan.eval.split,
             f"ttrl.split={plan.ttrl.split!r}: wanted another split than eval.split, which holds the tasks that are not "
             "adapted to",

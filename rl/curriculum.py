@@ -169,12 +169,14 @@ class Curriculum:
 def outcome(ticket: int, index: int, trajectories: Sequence[Trajectory]) -> Outcome:
     """Of a scored group: the success and the reward of its judged members, and how far apart they are.
 
-    Where the world reports no success, reward stands for it, within [0, 1]. All NaN where no member was judged.
+    Where the world reports no success, reward stands for it, within [0, 1]. A member that was given up is a failure, of
+    reward 0, also where it is left out of what is learnt: or a task that is always given up would be one that nobody
+    knows, and is asked again and again. All NaN where no member was judged.
     """
-    judged = [t for t in trajectories if math.isfinite(reward(t))]
+    judged = [t for t in trajectories if math.isfinite(reward(t)) or t.status is Status.ABANDONED]
     if not judged:
         return Outcome(ticket, index, 0, math.nan, math.nan, math.nan)
-    rewards = [reward(t) for t in judged]
+    rewards = [own if math.isfinite(own := reward(t)) else 0.0 for t in judged]
     mean = math.fsum(rewards) / len(rewards)
     solved = [
         success(t) if "success" in t.facts or t.status is not Status.DONE else min(1.0, max(0.0, own))

@@ -253,16 +253,15 @@ def judge(
     admit: Callable[[Sequence[Trajectory]], bool] = lambda trajectories: True,
     excluded: Collection[Status] = (),
 ) -> Judged:
-    """The group, scored. Refused: too few scored members (the pool says so), equal rewards if `drop_equal_groups`, or
-    what `admit` refuses.
+    """The group, scored. Refused: too few members that can be compared (scored, as the pool says, not `excluded`, and
+    judged by every term), equal rewards if `drop_equal_groups`, or what `admit` refuses.
 
     Members that ended as one of `excluded` are shown to no term, nor to `admit`: the others are judged as if there were
-    none. A group that has too few others is dropped.
+    none.
     """
     members = tuple(score_group(terms, group.trajectories, excluded=excluded))
     compared = [t for t in members if t.status not in excluded]
-    few = sum(t.status.scored for t in compared) < min(MIN_SCORED, len(members))
-    dropped = group.dropped or (few and len(compared) < len(members))
+    dropped = group.dropped or sum(bool(np.isfinite(reward(t))) for t in compared) < min(MIN_SCORED, len(members))
     group = dataclasses.replace(group, trajectories=members, dropped=dropped)
     refused = dropped or (drop_equal_groups and is_equal(group)) or not admit(compared)
     return Judged(group, admitted=not refused)

@@ -74,9 +74,17 @@ def adarft_target(
 
 
 def adarft(
-    difficulty: Float[np.ndarray, " n"], *, target: float, step: float, sensitivity: float, wanted: float, seed: int
+    difficulty: Float[np.ndarray, " n"],
+    *,
+    target: float,
+    step: float,
+    sensitivity: float,
+    wanted: float,
+    seed: int,
+    ahead: int = 0,
 ) -> Sampler:
-    """The tasks next to a target difficulty T: the k-th ticket after an update plays the k-th smallest |d - T|.
+    """The tasks next to a target difficulty T: the k-th ticket drawn after an update plays the k-th smallest |d - T|.
+    `ahead` tickets beyond those that are settled have been drawn before it.
 
     Difficulties are put on [0, 100] between the easiest and the hardest task, the scale of the paper's numbers (η 50,
     α 2, β 0.5). Equal distances are ordered anew after each update. R̄ is the mean success rate of a batch's groups.
@@ -92,13 +100,13 @@ def adarft(
         if outcomes:
             mean = float(np.mean([outcome.success for outcome in outcomes]))
             moved = adarft_target(moved, mean, step=step, sensitivity=sensitivity, wanted=wanted)
-        return {"target": moved, "first": next_ticket, "updates": state["updates"] + 1}
+        return {"target": moved, "first": next_ticket + ahead, "updates": state["updates"] + 1}
 
     def choose(state: State) -> Choose:
         key = np.array([seed, state["updates"]], np.uint64)
         ties = np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, 3], np.uint64)))
         order = np.lexsort((ties.permutation(len(scaled)), np.abs(scaled - state["target"])))
-        return lambda ticket, u: int(order[(ticket - state["first"]) % len(order)])
+        return lambda ticket, u: int(order[max(0, ticket - state["first"]) % len(order)])
 
     return Sampler(lambda: {"target": float(target), "first": 0, "updates": 0}, update, choose)
 
@@ -160,12 +168,14 @@ def plr_probabilities(
 ) -> Float[np.ndarray, " m"]:
     """P = (1 - ρ)·P_S + ρ·P_C: P_S ∝ (1 / rank)^(1/τ), rank 1 the highest score; P_C ∝ how long not played.
 
-    `temperature` τ, `staleness` ρ. Equal scores are ranked in their order; where all were just played P_C is uniform.
+    `temperature` τ, `staleness` ρ. Equal scores share the chances of their ranks; where all were just played P_C is
+    uniform.
     Source: Prioritized Level Replay (2010.03934), sections 3.1 and 3.2.
     """
     rank = np.empty(len(scores))
     rank[np.argsort(-np.asarray(scores), kind="stable")] = np.arange(1, len(scores) + 1)
-    by_score = rank ** (-1 / temperature)
+    _, same = np.unique(scores, return_inverse=True)
+    by_score = (np.bincount(same, rank ** (-1 / temperature)) / np.bincount(same))[same]
     total = float(np.sum(unplayed))
     by_age = np.asarray(unplayed) / total if total > 0 else np.full(len(scores), 1 / len(scores))
     return (1 - staleness) * by_score / by_score.sum() + staleness * by_age

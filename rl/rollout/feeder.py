@@ -206,9 +206,9 @@ class Feeder:
         if self._refused >= MOST_REFUSED * self._batch and admitted < self._batch:
             raise RuntimeError(
                 f"got {self._refused} refused and {admitted} admitted groups for a batch of {self._batch}: "
-                "the world fails, or every episode of a group ends alike; see episodes/, mend the world, or start from "
-                "a policy that sometimes succeeds (rl.drop_equal_groups=False and curriculum.admit_low=0, admit_high=1 "
-                "train all the same)"
+                "the world fails, no term of the reward can judge, or every episode of a group ends alike; see "
+                "episodes/, mend the world or the judge, or start from a policy that sometimes succeeds "
+                "(rl.drop_equal_groups=False and curriculum.admit_low=0, admit_high=1 train all the same)"
             )
 
 

@@ -65,6 +65,11 @@ def test_where_the_worlds_are():
     make_plan(tree(**{"rollout/worlds": "ray", "rollout/ray_address": "auto"}))
 
 
+# Plans that pass, each until one more key is wrong.
+BY_CRITIC = {"rl/recipe": "ppo", "rollout/abandon/value_below": 0.2, "rollout/abandoned": "excluded"}
+ALONE = {"rl/recipe": "reinforce_pp", "rl/group_size": 1}
+
+
 @pytest.mark.parametrize("name", AT_LEAST_1)
 def test_at_least_one(name):
     check_refused(f"{name}: got 0, wanted at least 1", **{at(name): 0})
@@ -133,11 +138,34 @@ def test_finite(name):
         ({"rollout/abandon/prm_path": "runs/prm"}, "rollout.abandon.prm_below=0.0 with rollout.abandon.prm_path='runs"),
         ({"rollout/abandon/prm_below": 1.5}, "rollout.abandon.prm_below: got 1.5, wanted 0 to 1"),
         ({"rollout/abandon/value_below": -0.1}, "rollout.abandon.value_below: got -0.1, wanted at least 0"),
-        ({"rollout/abandon/value_after": -1}, "rollout.abandon.value_after: got -1, wanted at least 0"),
         ({"rollout/abandon/value_below": 0.1}, "value_below=0.1 with credit.name='group': there is no critic"),
         ({"rollout/abandon/audit_frac": -0.1}, "rollout.abandon.audit_frac: got -0.1, wanted 0 to 1"),
         ({"rollout/abandoned": "drop"}, "rollout.abandoned='drop': wanted 'failure' or 'excluded'"),
         ({"rollout/abandoned": "excluded"}, "no rule of rollout.abandon is on"),
+        ({**BY_CRITIC, "rollout/abandoned": "failure"}, "the critic would be taught its own verdicts; wanted 'exc"),
+        ({**BY_CRITIC, "rollout/abandon/audit_frac": 0.0}, "the critic would be taught its own verdicts; wanted 'exc"),
+        ({**BY_CRITIC, "rollout/abandon/value_after": 0}, "rollout.abandon.value_after=0: a critic begins at 0"),
+        ({**BY_CRITIC, "rl/value_coef": 0.0}, "value_below=0.2 with rl.value_coef=0: the critic is never trained"),
+        ({**BY_CRITIC, "credit/discount": 0.95}, "with credit.discount=0.95: what the critic expects then falls"),
+        ({**BY_CRITIC, "ttrl/per_query": True}, "with ttrl.per_query: each query begins with a new critic"),
+        (
+            {"rollout/abandon/repeats": 3, "reward/leader": "orm"},
+            "rollout.abandoned='failure' with reward.leader='orm': a model judges what there is",
+        ),
+        (
+            {"rl/filter_overlong": True, "rl/recipe": "reinforce_pp"},
+            "rl.filter_overlong with credit.name='returns': a filtered episode is in no batch",
+        ),
+        ({**ALONE, "rl/drop_equal_groups": True}, "rl.drop_equal_groups with rl.group_size=1: the rewards of one"),
+        ({**ALONE, "curriculum/name": "plr"}, "curriculum.name='plr' with rl.group_size=1: it goes by the spread"),
+        (
+            {"rl/kl_coef": 0.04, "rl/kl_target": 0.05, "rl/kl_horizon": 127.0},
+            "rl.kl_horizon=127: fewer episodes than one update has, 128: the coefficient would overshoot",
+        ),
+        (
+            {"ttrl/per_query": True, "rl/kl_coef": 0.1, "rl/ref_every": 5},
+            "ttrl.per_query with ttrl.steps=8, rl.ref_every=5: the second query's reference",
+        ),
         ({"rl/recipe": "prm"}, "rl.recipe='prm': wanted one of grpo, dapo"),
         ({"rl/recipe": "ppo", "credit/name": "group"}, "with credit.name='group': the value head is ppo's"),
         ({"rl/recipe": "cispo"}, "rl.clip_high: got none for cispo"),

@@ -19,6 +19,7 @@ from rl.checkpoint import Checkpoints
 from rl.episodes import EpisodeLog
 from rl.reward_model import read_examples
 from rl.rollout.worker import transcribe
+from rl.types import Status
 from tests.launch.test_recipe import tiny
 
 
@@ -101,6 +102,19 @@ def test_an_outcome_is_a_label(warm):
     few = dataclasses.replace(plan, rm=dataclasses.replace(plan.rm, episodes=7))
     seven = train_rm.read(few, train_rm.sources_of(f"{warm}/episodes_train"))
     assert len({t.ticket for t in seven}) == 7 and [t.ticket for t in seven] != list(range(7))
+
+
+def test_of_who_was_given_up_nobody_knows_the_end(warm, tmp_path):
+    """Called a failure, it would teach a model that gives up what it gave up."""
+    plan = make_plan(config_of("orm"))
+    (source,) = train_rm.sources_of(f"{warm}/episodes_train")
+    (tmp_path / "config.json").write_text((warm / "config.json").read_text())
+    episodes = train_rm.read(plan, [source])
+    with EpisodeLog(tmp_path) as log:
+        for i, t in enumerate(episodes):
+            log.append(dataclasses.replace(t, status=Status.ABANDONED) if i % 2 else t)
+    kept = train_rm.read(plan, train_rm.sources_of(str(tmp_path)))
+    assert [t.ticket for t in kept] == [t.ticket for t in episodes[::2]]
 
 
 def test_what_cannot_be_learnt_from_is_refused(warm, tmp_path):

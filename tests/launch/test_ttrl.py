@@ -33,6 +33,10 @@ from rl.types import Status, Trajectory
         ({"hints.prob": 0.5}, "hints.prob=0.5: wanted 0"),
         ({"eval.every": 5}, "eval.every=5: wanted 0; .*choose the checkpoint by the labels"),
         ({"ttrl.split": "validation"}, "ttrl.split='validation': wanted another split than eval.split"),
+        (
+            {"ttrl.split": "train", "rollout.abandon.prm_path": "runs/prm", "rollout.abandon.prm_below": 0.1},
+            "ttrl.split='train' with a reward model: it was taught the outcomes of these tasks",
+        ),
         ({"rl.group_size": 8}, "train_first=16: wanted at most rl.group_size=8"),
     ],
 )

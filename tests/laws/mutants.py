@@ -76,8 +76,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_abandon.py::test_a_group_is_compared_by_two_or_dropped",
         "rl/loop.py",
-        "dropped = group.dropped or (few and len(compared) < len(members))",
-        "dropped = group.dropped",
+        "group.dropped or sum(bool(np.isfinite(reward(t))) for t in compared) < min(MIN_SCORED, len(members))",
+        "group.dropped",
     ),
     Mutant(
         "tests/laws/test_abandon.py::test_the_state_that_a_critic_judges_is_what_the_next_turn_goes_on_from",
@@ -2480,6 +2480,36 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/rollout/values.py",
         "if published.version < self._after:",
         "if False:",
+    ),
+    Mutant(
+        "tests/laws/test_abandon.py::test_whom_no_term_could_judge_is_nobody_to_be_compared_with",
+        "rl/loop.py",
+        "sum(bool(np.isfinite(reward(t))) for t in compared)",
+        "sum(t.status.scored for t in compared)",
+    ),
+    Mutant(
+        "tests/rl/test_curriculum.py::test_who_was_given_up_has_failed_also_where_nothing_is_learnt_from_it",
+        "rl/curriculum.py",
+        "if math.isfinite(reward(t)) or t.status is Status.ABANDONED]",
+        "if math.isfinite(reward(t))]",
+    ),
+    Mutant(
+        "tests/rl/test_task_samplers.py::test_adarft_counts_from_the_first_ticket_that_is_drawn_after_an_update",
+        "rl/task_samplers.py",
+        '"first": next_ticket + ahead,',
+        '"first": next_ticket,',
+    ),
+    Mutant(
+        "tests/rl/test_task_samplers.py::test_equal_scores_have_equal_chances_in_plr",
+        "rl/task_samplers.py",
+        "by_score = (np.bincount(same, rank ** (-1 / temperature)) / np.bincount(same))[same]",
+        "by_score = rank ** (-1 / temperature)",
+    ),
+    Mutant(
+        "tests/launch/test_train_rm.py::test_of_who_was_given_up_nobody_knows_the_end",
+        "launch/train_rm.py",
+        "if t.status.scored and t.status is not Status.ABANDONED and t.rows]",
+        "if t.status.scored and t.rows]",
     ),
     Mutant(
         "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",

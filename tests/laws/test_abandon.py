@@ -155,6 +155,15 @@ def test_a_group_is_compared_by_two_or_dropped(played):
         assert means["reward/success/not_judged_frac"].total == len(everybody) - left
 
 
+@pytest.mark.parametrize("judged", [0, 1, 2, 4])
+def test_whom_no_term_could_judge_is_nobody_to_be_compared_with(judged):
+    """As where its world failed: a group of less than two takes no place in a batch."""
+    everybody = tuple(episode(member=m) for m in range(4))
+    asked = RewardTerm("judge", 1.0, "episode", lambda t: 1.0 if t.member < judged else np.nan)
+    found = loop.judge(loop.Group(0, draw(0), everybody, False, 0), terms=[asked])
+    assert found.admitted == (not found.group.dropped) == (judged >= 2)
+
+
 def test_the_loop_refills_the_place_of_a_group_that_too_few_are_left_of():
     from tests.rl.test_loop import FakePool, run
 

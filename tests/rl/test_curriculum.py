@@ -92,6 +92,15 @@ def test_the_outcome_of_a_group():
     assert all(map(math.isnan, outcome(7, 3, [episode(math.nan)])[3:]))
 
 
+def test_who_was_given_up_has_failed_also_where_nothing_is_learnt_from_it():
+    """Or a task on which all are given up would stay one that nobody knows, which samplers ask for again and again."""
+    given_up = episode(math.nan, status=Status.ABANDONED)
+    assert outcome(7, 3, [given_up] * 8) == (7, 3, 8, 0.0, 0.0, 0.0)
+    assert outcome(7, 3, [episode(1.0, success=True), *[given_up] * 3])[2:] == pytest.approx((4, 0.25, 0.25, 0.375))
+    called_failure = episode(-0.1, status=Status.ABANDONED)  # it has a reward of its own
+    assert outcome(7, 3, [called_failure] * 2)[2:] == pytest.approx((2, 0.0, -0.1, 0.0))
+
+
 def test_where_no_success_is_reported_reward_stands_for_it():
     cut = episode(0.4, status=Status.TOKEN_LIMIT)  # a limit is failure
     assert outcome(0, 0, [episode(1.2), episode(0.5), episode(-1.0), cut]).success == pytest.approx(1.5 / 4)

@@ -54,6 +54,15 @@ def test_adarft_plays_what_is_next_to_its_target_each_once():
     assert after(sampler, [])["target"] == 0  # nobody was judged
 
 
+def test_adarft_counts_from_the_first_ticket_that_is_drawn_after_an_update():
+    """Those before it were drawn under the target before: with two batches of 8 ahead, 16 of them."""
+    sampler = adarft(np.arange(41.0), target=50, seed=3, ahead=16, **ADARFT)
+    state = after(sampler, [told(0, 0.5)])  # as often as is wanted: the target stays; settled below 10
+    then = sampler.choose(state)
+    assert abs(then(26, 0.0) - 20) == 0 and {abs(then(t, 0.0) - 20) for t in (27, 28)} == {1}
+    assert then(20, 0.0) == then(26, 0.0)  # a straggler is given the nearest, not the farthest
+
+
 def test_adarft_orders_equal_tasks_anew_after_each_update():
     sampler = adarft(np.array([1.0] * 40 + [2.0]), target=0, seed=3, **ADARFT)
     orders = []
@@ -111,6 +120,15 @@ def test_plr_probabilities(temperature, staleness, unplayed, want):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+def test_equal_scores_have_equal_chances_in_plr():
+    """Each that of the mean of their ranks' weights: an order among them would be that of the data set."""
+    got = plr_probabilities(np.array([0.0, 0.5, 0.0, 0.0]), np.zeros(4), temperature=1.0, staleness=0.0)
+    low = (1 / 2 + 1 / 3 + 1 / 4) / 3
+    np.testing.assert_allclose(got, np.array([low, 1.0, low, low]) / (1 + 3 * low))
+    same = plr_probabilities(np.zeros(50), np.zeros(50), temperature=0.1, staleness=0.1)
+    np.testing.assert_allclose(same, 1 / 50)
+
+
 def test_plr_replays_a_fixed_share_until_all_were_played():
     sampler = plr(4, temperature=1.0, staleness=0.1, replay=0.5)
     np.testing.assert_allclose(chances(sampler.choose(sampler.start()), 4), [0.25] * 4)  # nothing to replay
@@ -121,7 +139,8 @@ def test_plr_replays_a_fixed_share_until_all_were_played():
     )
     state = sampler.update(state, [told(i, 0.5, ticket=10 + i, spread=0.1) for i in (1, 3)], 20)
     ages = np.array([17, 9, 19, 7])
-    want = 0.9 * np.array([1, 1 / 2, 1 / 3, 1 / 4]) * 12 / 25 + 0.1 * ages / ages.sum()
+    shared = (1 / 2 + 1 / 3 + 1 / 4) / 3  # three have the same score
+    want = 0.9 * np.array([1, shared, shared, shared]) * 12 / 25 + 0.1 * ages / ages.sum()
     np.testing.assert_allclose(chances(sampler.choose(state), 4), want, atol=1e-3)
 
 

@@ -17,9 +17,10 @@ A sweep file has `get_sweep()`: a dict of
     seeds    default of --seeds
 
 Seeds are the outer loop, so that whatever is finished when it is stopped is a comparison. An arm whose result is there
-is not run again; one that broke off is resumed (its minutes are those of the launch that ended it); one whose config
-has changed since is refused. Every finished arm is a line of results/sweep_NAME.jsonl, of which `launch.report` makes
-the README's tables. Of "ttrl" the line has that run's own before and after: on the tasks adapted to, and on others.
+is not run again, nor one that is the same, key for key, as an arm of another sweep with this --warm; one that broke off
+is resumed (its minutes are those of the launch that ended it); one whose config has changed since is refused. Every
+finished arm is a line of results/sweep_NAME.jsonl, of which `launch.report` makes the README's tables. Of "ttrl" the
+line has that run's own before and after: on the tasks adapted to, and on others.
 """
 
 import hashlib
@@ -263,8 +264,12 @@ def run(sweep: Mapping[str, Any], name: str, workdir: Path, warm_root: Path, see
         for arm in sweep["arms"]:
             print(f"== seed {seed}: {arm}", flush=True)
             folder = workdir / arm / f"seed{seed}"
-            line = _kept(folder / "result.json", partial(run_arm, sweep, arm, seed, folder, warm, given))
-            if line["config"] != arm_digest(sweep, arm, seed, given):
+            config = arm_digest(sweep, arm, seed, given)
+            stages = [step.get("stage", "train") for step in steps_of(sweep["arms"][arm])]
+            same = warm / f"arm_{_digest([config, stages, sweep['measure']])}.json"  # in whatever sweep it was run
+            run_once = partial(_kept, same, partial(run_arm, sweep, arm, seed, folder, warm, given))
+            line = _kept(folder / "result.json", run_once) | {"arm": arm}
+            if line["config"] != config:
                 raise cli.ConfigError(f"{folder}: holds the result of another config; give another --workdir")
             if "before" not in line:
                 file = warm / f"measured_{_digest(sweep['measure'])}.json"
@@ -286,6 +291,7 @@ def _kept(file: Path, make: Callable[[], Any]) -> Any:
         with cli.validating():
             return json.loads(file.read_text())
     made = make()
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, made)
     return made
 

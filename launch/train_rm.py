@@ -14,6 +14,7 @@ episodes of a task are on one side. D/result.json says how good the model is on 
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,7 +194,10 @@ def play_on(
         tqdm(total=len(on), unit="turn", leave=False, disable=None) as bar,
     ):
         groups = pool.run_many(on, samples=plan.rm.roll_ins, on_group=lambda _: bar.update())
-    after = iter([success_frac(group.trajectories) for group in groups])
+    found = [success_frac(group.trajectories) for group in groups]
+    if lost := sum(math.isnan(own) for own in found):
+        print(f"{lost} of {len(found)} turns could not be gone on from: their worlds answer otherwise now, or fail")
+    after = iter(found)
     return [[*(next(after) for _ in starts_of(t)), success(t)] for t in episodes]
 
 

@@ -80,7 +80,12 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
     for _ in range(2):
         sweep.run(two, "two", tmp_path / "runs", tmp_path / "warm", [0, 1])
     assert ran == [("small", 0, "w0"), ("paid", 0, "w0"), ("small", 1, "w1"), ("paid", 1, "w1")]
+    sweep.run(two | {"arms": {"again": two["arms"]["paid"]}}, "more", tmp_path / "more", tmp_path / "warm", [1])
+    assert len(ran) == 4  # an arm of another sweep that is the same is the same run
+    (again,) = report.read(tmp_path / "results" / "sweep_more.jsonl")
     lines = report.read(tmp_path / "results" / "sweep_two.jsonl")
+    assert again == lines[3] | {"arm": "again"}
+    (tmp_path / "results" / "sweep_more.jsonl").unlink()
     assert [(line["arm"], line["seed"]) for line in lines] == [("small", 0), ("paid", 0), ("small", 1), ("paid", 1)]
     text = report.all_tables(tmp_path / "results")
     assert "### two" in text

@@ -2335,6 +2335,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- sweeps: each step begins from the one before it
     Mutant(
+        "tests/launch/test_sweep.py::test_each_arm_runs_once_from_the_warm_start_of_its_seed",
+        "launch/sweep.py",
+        "[config, stages, sweep['measure']]",
+        "[arm, config, stages, sweep['measure']]",
+    ),
+    Mutant(
         "tests/launch/test_sweep.py::test_the_steps_of_an_arm_begin_each_from_the_one_before",
         "launch/sweep.py",
         "for step, stage, folder, before in zip(steps, stages, folders, [warm, *folders], strict=False):",

@@ -83,7 +83,6 @@ def defaults() -> ml_collections.ConfigDict:
     c.rollout.ray_address = ""  # of a cluster that runs ("auto": this host's); "": one on this host, for the run
     c.rollout.calls_at_once = 0  # > 0: that the world bears, a search service say; the others wait, off the clock
     # True: of `threads` only as many episodes are in flight as keep the lanes busy; fewer where the world slows down.
-    # An evaluation that has a pool of its own is not bounded.
     c.rollout.adaptive = False
     # Further tries of an ENV_ERROR member, each on a fresh world, before it is left out of its group: after failures of
     # the infrastructure (a hang, a lost connection or process, no memory), of a group in all; after other failures.
@@ -162,7 +161,7 @@ def defaults() -> ml_collections.ConfigDict:
     # what rounding and stale weights make of the engine's π. Of ppo_decoupled, whose 0 is 5: a token over it has none.
     c.rl.is_cap = 0.0
     # π of before the update, where such a weight is read: a "forward" pass when the batch is cut; or "loglinear", no
-    # pass: between π_behavior and π by the token's staleness.
+    # pass: between π_behavior and π by the token's staleness (a token of the newest weights has π_behavior, and w = 1).
     c.rl.proximal = "forward"
     c.rl.kl_coef = 0.0  # > 0 keeps a reference policy: the weights at the start of RL
     c.rl.kl_kind = ""  # its estimator in the loss: "k1", "k2", "k3"; in the reward it is k1
@@ -247,7 +246,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.alarms.unsupported_rise = 0.1  # of answers in no passage shown, while success rises
 
     c.eval = ml_collections.ConfigDict()
-    c.eval.split = "validation"  # hyper-parameters and keep-best; the test split is read once, at the end
+    c.eval.split = (
+        "validation"  # hyper-parameters and keep-best; the test split is for quickstart and sweep, before and after
+    )
     c.eval.every = 20  # RL steps
     c.eval.n = 128
     c.eval.final_n = 256

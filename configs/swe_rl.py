@@ -2,13 +2,14 @@
 
 Run:    python -m launch.quickstart --config=configs/swe_rl.py --workdir=runs/swe_rl/seed0
         python -m launch.train --config=configs/swe_rl.py:model=smollm2 --workdir=runs/swe_rl/smollm2
+        (README, "A real model", says what to install)
         python -m launch.train --config=configs/swe_rl.py:model=qwen2.5-coder-7b --workdir=runs/swe_rl/qwen
         (accelerators; the model's Hugging Face folder at models/Qwen2.5-Coder-7B-Instruct)
 Needs:  bubblewrap and user namespaces (envs/sandbox.py says what is missing), and a network once, for 24 source
         distributions. The tasks are made and proved on first use: 15 minutes on two cores.
 Cost:   not measured yet.
 Expect: not measured yet. The tiny policy is asked for bugs of one operator in functions of at most 12 lines, which its
-        prompt shows; held-out functions are the validation split, other packages the test split.
+        prompt shows; held-out functions and one package are the validation split, two other packages the test split.
 """
 
 from configs.arg import ConfigError, parse_arg
@@ -101,6 +102,7 @@ def _pretrained(c, path: str):
         c.model.dtype = "bfloat16"
         c.model.remat = "full"
         c.mesh.fsdp = 8
+        c.batch.micro_rows, c.sft.micro_rows = 8, 8
     else:
         c.lora.rank = 16
         c.lora.alpha = 32.0

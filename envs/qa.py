@@ -149,7 +149,7 @@ def make_world(
     """Questions from a file or a TFDS dataset, judged by exact match or by a function of the user's.
 
     Args:
-        file: a .jsonl or .parquet file, dealt to the splits by `shares` and a hash of the row's number; or one file per
+        file: a .jsonl or .parquet file, dealt to the splits by `shares` and a hash of the question; or one file per
         split. builder, data_dir, splits: a prepared TFDS dataset, and for each split of ours the TFDS split it is, e.g.
         "train[:90%]". question_key, answers_key: columns, or TFDS features ("answer/aliases").
         instruction: a system message; say there that the answer goes between <answer> and </answer>.

@@ -19,8 +19,9 @@ Run: python -m launch.bench model|train|engine|decode|step|async|fleet|search|cr
     search   queries per second of one thread on the local index
     credit   no speed: a line for each estimator of advantages and number of samples, its correlation with the right
              credit in a world where that is known (launch/bench_credit.py)
-    chaos    no speed: a fifth of 200 episodes faulted, and real processes killed 20 times at random moments, twice;
-             what is left, lost and equal to the run that nobody disturbed (launch/bench_chaos.py; many minutes)
+    chaos    no speed: a fifth of 200 episodes faulted; real processes killed at random moments, 20 times each: waiting
+             for every batch, running ahead, with worlds in processes; what is left, lost and equal to
+             the run that nobody disturbed (launch/bench_chaos.py; many minutes)
 
 Compilation and index building are not in the figure; they are `setup_s`.
 """

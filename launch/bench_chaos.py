@@ -5,7 +5,8 @@ faulted (envs/chaos.py: raise, hang, garbage, slow): what was submitted, how it 
 `episodes_processes`: once more with worlds in processes, some of which a fault ends.
 `kills`: real processes of `launch.train`, each killed by SIGKILL at a random moment and started again, until a run of
 `STEPS` steps has ended and there were enough kills; what was trained, beside an uninterrupted run. A share of its tasks
-is broken, so that the quarantine is a part of what must survive. `kills_processes`: with worlds in processes that end
+is broken, so that the quarantine is a part of what must survive. `kills_ahead`: where sampling runs ahead, and what was
+trained is compared by tickets alone. `kills_processes`: with worlds in processes that end
 by themselves too; none may outlive the launch that was killed.
 """
 

@@ -35,7 +35,8 @@ def of_run(
 ) -> dict[str, dict]:
     """Summaries by name of `samplings`, of one checkpoint of the run in `workdir`, on the same tasks.
 
-    The episodes are kept in `workdir`/episodes_{split}, one file for each of `samplings`; another call replaces them.
+    The episodes are kept in `workdir`/episodes_{split}, one file for each of `samplings`, in place of those of the call
+    before.
     """
     from launch import build, runs
     from rl.episodes import EpisodeLog
@@ -50,7 +51,7 @@ def of_run(
     with (
         build.serving(plan, model, params, 0, world, codec) as (engine, training),
         build.evaluating(plan, engine, training, world, codec) as pool,
-        EpisodeLog(workdir, folder=f"episodes_{split}") as log,
+        EpisodeLog(workdir, folder=f"episodes_{split}", afresh=True) as log,
     ):
         summaries = {}
         for i, (name, sampling) in enumerate(samplings.items()):

@@ -121,16 +121,19 @@ def table(result: dict) -> str:
     ]
     for when, own in details.items():
         sampled, greedy = own["sampled"], own["greedy"]
-        searches = "-" if sampled["searches"] is None else f"{sampled['searches']:.2f}"  # a world without any
-        lines.append(f"{when:10}{sampled['success']:10.3f}{greedy['success']:10.3f}{searches:>10}")
+        lines.append(f"{when:10}{sampled['success']:10.3f}{greedy['success']:10.3f}{_searches(sampled):>10}")
     for family in details["after"]["sampled"]["families"]:
         before, after = (details[when]["sampled"]["families"][family] for when in ("before", "after"))
         lines.append(
             f"  {family}: sampled {before['success']:.3f} -> {after['success']:.3f}, "
-            f"searches {before['searches']:.2f} -> {after['searches']:.2f} (n={after['n']})"
+            f"searches {_searches(before)} -> {_searches(after)} (n={after['n']})"
         )
     lines.append("minutes: " + "  ".join(f"{name} {m:.1f}" for name, m in result["minutes"].items()))
     return "\n".join(lines)
+
+
+def _searches(summary: dict) -> str:
+    return "-" if summary["searches"] is None else f"{summary['searches']:.2f}"  # a world without any
 
 
 def main(_) -> None:

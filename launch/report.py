@@ -105,10 +105,9 @@ def tables(lines: Sequence[dict]) -> str:
     for family in sorted(lines[0]["after"]["families"]):
         cells = [_spread([line[when]["families"][family]["success"] for line in lines]) for when in whens]
         searches = [
-            statistics.mean(line[when]["families"][family]["searches"] for line in lines)
-            for when in ("before", "after")
+            _mean([line[when]["families"][family]["searches"] for line in lines]) for when in ("before", "after")
         ]
-        rows.append(f"| {family} | " + " | ".join(cells) + f" | {searches[0]:.2f} → {searches[1]:.2f} |")
+        rows.append(f"| {family} | " + " | ".join(cells) + f" | {' → '.join(filter(None, searches))} |")
     for name, text in FACTS.items():
         if all(name in line[when] for line in lines for when in whens):
             own = [statistics.mean(line[when][name] for line in lines) for when in whens]
@@ -179,7 +178,10 @@ def _mean(values: Sequence[float | None]) -> str:
     return "" if None in values else f"{statistics.mean(values):.2f}"
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float | None]) -> str:
+    """Empty where a world has no such number."""
+    if None in values:
+        return ""
     sd = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""  # one seed has none
     return f"{statistics.mean(values):.3f}{sd}"
 

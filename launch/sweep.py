@@ -49,9 +49,12 @@ JUDGED = {"n": 320, "samples": 4}  # tasks, and episodes of each, that a reward 
 
 
 def load_sweep(path: str | Path) -> dict[str, Any]:
-    """The dict of a sweep file, whole. Errors (ConfigError): unreadable, unknown keys, no arms."""
+    """The dict of a sweep file, whole. Errors (ConfigError): unreadable, no get_sweep, unknown keys, no arms."""
     with cli.validating():
-        sweep = runpy.run_path(str(path))["get_sweep"]()
+        found = runpy.run_path(str(path))
+    if "get_sweep" not in found:
+        raise cli.ConfigError(f"{path}: got no get_sweep, want a function of that name (launch/sweep.py)")
+    sweep = found["get_sweep"]()
     if stray := sorted(sweep.keys() - set(KEYS)):
         raise cli.ConfigError(f"{path}: got {stray}, want of {', '.join(KEYS)}")
     if not sweep.get("arms") or "warm" not in sweep:

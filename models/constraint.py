@@ -3,7 +3,7 @@
 A regular expression is made an automaton over bytes, and that one over the tokenizer's ids: an id leads where its bytes
 lead, so a text may be cut into tokens in any way (Willard & Louf 2023, Efficient Guided Generation, section 3). States
 from which no match can be reached any more are left out, so whatever is sampled can still be finished. What is allowed
-is a pure function of the ids of the turn so far, which is what would make it trainable (DESIGN section 4); today's
+is a pure function of the ids of the turn so far, which is what would make it trainable; today's
 learner knows of no constraint.
 """
 

@@ -22,20 +22,27 @@ class EpisodeLog:
 
     `process` is this one's number among those of the run. A run that resumes passes `first_step`, the first step it
     will write: what other processes left of later steps is dropped, for there may be fewer of them now.
+    With `afresh` nothing of what is there stays.
     Does not cover: two runs that write one folder (the workdir's lock sees to it).
     """
 
     def __init__(
-        self, workdir: str | os.PathLike, *, folder: str = "episodes", process: int = 0, first_step: int | None = None
+        self,
+        workdir: str | os.PathLike,
+        *,
+        folder: str = "episodes",
+        process: int = 0,
+        first_step: int | None = None,
+        afresh: bool = False,
     ):
         self._folder, self._part = Path(workdir) / folder, f".{process}" if process else ""
         self._folder.mkdir(parents=True, exist_ok=True)
         if process == 0:  # no other writes here before all of them have agreed on a batch
             for leftover in self._folder.glob("*.tmp"):  # of one that was killed: unreadable without its footer
                 leftover.unlink()
-            for path in list(self._folder.iterdir()) if first_step is not None else ():
-                step, of = _step_and_process(path) or (-1, 0)
-                if step >= first_step and of:
+            for step, path in _files(self._folder):
+                of = _step_and_process(path)[1]
+                if afresh or (first_step is not None and step >= first_step and of):
                     path.unlink()
         self._lock = threading.Lock()
         self._writer: ArrayRecordWriter | None = None

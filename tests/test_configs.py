@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_it_builds_and_makes_a_plan(name):
     known = leaves(defaults().to_dict())
     new = {leaf for leaf in leaves(config.to_dict()) if not leaf.startswith(free)} - known
     assert not new, "a key that defaults() lacks"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_variants_that_its_docstring_names_are_plans(name):
+    module = importlib.import_module(f"configs.{name}")
+    found = re.findall(rf"configs/{name}\.py:([a-z]+=[^ \n`,)']+)", module.__doc__)
+    for arg in found:
+        if "file=" not in arg and "builder=" not in arg:
+            make_plan(module.get_config(arg))
+    assert (name, found) != ("swe_rl", [])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

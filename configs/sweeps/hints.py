@@ -2,7 +2,7 @@
 training prompt has a hint at first, and none has one later.
 
 Run:    python -m launch.sweep --sweep=configs/sweeps/hints.py --workdir=runs/hints
-Cost:   2 to 6 minutes an arm on one busy CPU core; a warm start a seed of its own, then 36 steps of RL an arm.
+Cost:   5 to 17 minutes an arm on one busy CPU core; a warm start a seed of its own, then 36 steps of RL an arm.
 """
 
 ASKED = "configs/search_cold.py"

@@ -1,4 +1,4 @@
-"""Losses the learner can take, each a composition of the parts beside it (DESIGN section 6); defaults are the papers'.
+"""Losses the learner can take, each a composition of the parts beside it; defaults are the papers'.
 
 A recipe returns `loss_fn(scored, batch) -> (Mean, metrics)`. The learner adds totals and counts over micro-batches,
 devices and hosts; it divides once. Advantages come with the batch: which ones belong to a recipe is said beside it,

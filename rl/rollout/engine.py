@@ -40,7 +40,7 @@ ASKING_S = 0.002  # how long it is waited for one more session to ask, where som
 
 
 class Engine:
-    """Continuous batching over a fixed set of compiled shapes (DESIGN sections 4 and 5).
+    """Continuous batching over a fixed set of compiled shapes.
 
     `view` maps ids to text, for stop strings. `contexts` are the attention widths that are compiled, rising to
     `capacity`. A prefill batch has `prefill_rows` rows of `prefill_chunk` tokens, a decode round up to `round_tokens`

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launch import report
+from launch import quickstart, report
 
 
 def line(seed, before, after):
@@ -27,6 +27,22 @@ def test_tables_give_mean_and_sample_deviation():
     assert "| + GRPO | 0.500 (0.500), 0.700 (0.700) | 0.600 ± 0.141 | 1.000 ± 0.000 |" in text
     assert "| hop1 | 0.150 ± 0.071 | 0.600 ± 0.141 | 1.00 → 1.00 |" in text
     assert "sft_only" not in text
+
+
+def test_a_world_without_searches_has_tables_too():
+    """Those of the terminal, after a quickstart, and those of the README."""
+    lines = [line(seed, 0.1, 0.5) for seed in (0, 1)]
+    for own in [one[when] for one in lines for when in ("before", "after")]:
+        own["searches"] = own["families"]["hop1"]["searches"] = None
+    text = report.tables(lines)
+    assert "| warm start | 0.100 (0.100), 0.100 (0.100) | 0.100 ± 0.000 |  |" in text
+    assert "| hop1 | 0.100 ± 0.000 | 0.500 ± 0.000 |  |" in text
+    details = {}
+    for when in ("before", "after"):
+        summary = {"success": lines[0][when]["sampled"], **lines[0][when]}
+        details[when] = {"sampled": summary, "greedy": summary}
+    said = quickstart.table(lines[0] | {"details": details})
+    assert "  hop1: sampled 0.100 -> 0.500, searches - -> - (n=5)" in said
 
 
 def test_collect_replaces_the_line_of_a_seed(tmp_path):

@@ -36,6 +36,7 @@ def test_an_arm_is_its_config_with_what_the_sweep_sets(two):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("def get_config(): return {}", "got no get_sweep, want a function of that name"),
         ("def get_sweep(): return {'warm': 'w', 'arm': {}}", "got \\['arm'\\], want of warm, arms"),
         ("def get_sweep(): return {'warm': 'w', 'arms': {}}", "at least one of 'arms'"),
         (

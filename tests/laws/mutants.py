@@ -416,8 +416,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
         "rl/episodes.py",
-        "if step >= first_step and of:",
-        "if False:",
+        "step >= first_step and of):",
+        "False):",
     ),
     # -- command line and workdir: bad input ends before any compute and touches nothing
     Mutant(
@@ -2516,6 +2516,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/train_rm.py",
         "if t.status.scored and t.status is not Status.ABANDONED and t.rows]",
         "if t.status.scored and t.rows]",
+    ),
+    Mutant(
+        "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",
+        "launch/quickstart.py",
+        'return "-" if summary["searches"] is None else f"{',
+        'return f"{',
+    ),
+    Mutant(
+        "tests/rl/test_episodes.py::test_a_log_that_begins_afresh_keeps_nothing_of_another",
+        "rl/episodes.py",
+        "if afresh or (first_step is not None",
+        "if (first_step is not None",
     ),
     Mutant(
         "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",

@@ -156,8 +156,10 @@ def sweep_table(lines: Sequence[dict]) -> str:
         if not shared:
             rows.append(f"| *before: {arm}* | " + " | ".join([*cells([line["before"] for line in own]), "", ""]) + " |")
         episodes, minutes = (statistics.mean(line[name] for line in own) for name in ("episodes", "minutes"))
+        seeds = [line["seed"] for line in own]
+        name = arm if seeds == sorted(starts) else f"{arm} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
         rows.append(
-            f"| {arm} | " + " | ".join(cells([line["after"] for line in own])) + f" | {episodes:.0f} | {minutes:.1f} |"
+            f"| {name} | " + " | ".join(cells([line["after"] for line in own])) + f" | {episodes:.0f} | {minutes:.1f} |"
         )
     commits = sorted({_short(line["commit"]) for line in lines})
     tasks = lines[0]["after"][measures[0]]["n_tasks"]

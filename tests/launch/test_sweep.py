@@ -93,6 +93,10 @@ def test_each_arm_runs_once_from_the_warm_start_of_its_seed(two, tmp_path, monke
     assert "| *warm start* | 0.250 ± 0.000 (0.250, 0.250) | 0.500 ± 0.000 |  |  |  |" in text
     assert "| small | 0.550 ± 0.071 (0.500, 0.600) | 0.750 ± 0.000 | 1.50 | 12 | 1.5 |" in text
 
+    assert "| paid (seed 1) | 0.600 (0.600)" in report.sweep_table(
+        [line for line in lines if line["arm"] != "paid" or line["seed"]]
+    )
+
     recovers = [  # a column more where every line says how the episodes with a fork ended
         {
             **line,

@@ -9,7 +9,8 @@ learner waited for it, `time/engine_idle_s` how long the engine had nothing to d
 Run:    python -m launch.quickstart --config=configs/search_async.py:eta=4 --workdir=runs/search_async/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has: this world answers at once, so
         that there is little to overlap. What slow worlds gain: python -m launch.bench async.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .31 ± .03 → .71 ± .04 with eta=4, .72 and .70 with 1 and 8;
+        synchronous .71 ± .02, naive PPO .66 with eta=4 (3 seeds, 256 tasks; configs/sweeps/staleness.py).
 """
 
 from configs import quickstart

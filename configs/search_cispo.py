@@ -2,7 +2,8 @@
 
 Run:    python -m launch.quickstart --config=configs/search_cispo.py --workdir=runs/search_cispo/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .29 ± .05 → .69 ± .01, greedy .79 (3 seeds, 256
+        tasks; configs/sweeps/recipes.py, whose table is in the README).
 """
 
 from configs import quickstart

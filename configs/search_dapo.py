@@ -5,7 +5,8 @@ it may is fined, within what max_shaping lets shaping reach (the paper's fine ma
 
 Run:    python -m launch.quickstart --config=configs/search_dapo.py --workdir=runs/search_dapo/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .29 ± .05 → .71 ± .01, greedy .82 (3 seeds, 256
+        tasks; configs/sweeps/recipes.py, whose table is in the README).
 """
 
 from configs import quickstart

@@ -4,7 +4,8 @@ The advantages are GiGPO's: of the episode in its group, and of a turn among tho
 
 Run:    python -m launch.quickstart --config=configs/search_gspo_token.py --workdir=runs/search_gspo_token/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .29 ± .05 → .70 ± .00, greedy .79 (3 seeds, 256
+        tasks; configs/sweeps/recipes.py, whose table is in the README).
 """
 
 from configs import quickstart

@@ -5,7 +5,8 @@ be given less than late ones before it knows anything (rl/critic.py).
 
 Run:    python -m launch.quickstart --config=configs/search_ppo.py --workdir=runs/search_ppo/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .29 ± .05 → .65 ± .07, greedy .79 (3 seeds, 256
+        tasks; configs/sweeps/recipes.py, whose table is in the README).
 """
 
 from configs import quickstart

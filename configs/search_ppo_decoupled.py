@@ -6,7 +6,8 @@ episodes (`launch.train --replay=...`) they differ, and the weight is what corre
 
 Run:    python -m launch.quickstart --config=configs/search_ppo_decoupled.py --workdir=runs/search_ppo_decoupled/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has, and a forward pass more a step.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .29 ± .05 → .68 ± .05, greedy .80 (3 seeds, 256
+        tasks; configs/sweeps/recipes.py, whose table is in the README).
 """
 
 from configs import quickstart

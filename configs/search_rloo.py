@@ -4,7 +4,8 @@ REINFORCE over whole episodes: the sum over an episode, no clip that matters wit
 
 Run:    python -m launch.quickstart --config=configs/search_rloo.py --workdir=runs/search_rloo/seed0
 Cost:   about that of configs/quickstart.py, whose world, policy and warm start it has.
-Expect: not measured yet.
+Expect: after 20 of its 36 steps held-out sampled success .29 ± .05 → .69 ± .02, greedy .79 (3 seeds, 256
+        tasks; configs/sweeps/recipes.py, whose table is in the README).
 """
 
 from configs import quickstart

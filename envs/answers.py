@@ -2,7 +2,7 @@
 
 The comparison is SQuAD's (lower case, no punctuation, no articles) with the places mended where that normaliser
 *erases* the answer: a gold "A" does not become "", "1.5" is not "15", "-5" is not "5", "C++" is not "C", "10²" is not
-"102".
+"102", "x + 1" is not "x - 1" and "<5" is not ">5".
 """
 
 import functools
@@ -12,7 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 _ARTICLES = frozenset(("a", "an", "the"))
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u00b4\u02b9\u02bb\u02bc\u2032", "'"))  # letters and accents to Unicode
+_SIGNS = str.maketrans({"\u266f": "#", "\u266d": "b"})  # C♯, B♭
 _MINUS = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens and dashes that people type for a minus sign
+
+
+_SHORT = re.compile(r"(?<!\w)\w{0,2}[^\W\d_]$")  # a grade, a blood group, an ion
 
 
 def _compatible(text: str) -> str:
@@ -20,7 +25,7 @@ def _compatible(text: str) -> str:
     if text.isascii():
         return text.casefold()
     out: list[str] = []
-    for char in unicodedata.normalize("NFC", text):
+    for char in unicodedata.normalize("NFC", text.translate(_APOSTROPHES).translate(_SIGNS)):
         kind = unicodedata.decomposition(char)
         if kind.startswith(("<super>", "<fraction>")) and out and out[-1][-1:].isdigit():
             out.append(" ")
@@ -46,9 +51,18 @@ def _kept_punctuation(text: str, i: int) -> str:
         return "-"  # 1e-5
     if char == "," and before and re.match(r"\d{3}(?!\d)", text[i + 1 :]):
         return ""  # thousands
-    if char in "+#" and (text[i - 1 : i].isalnum() or text[i - 1 : i] == "+") and not after:
+    if char in "+#" and (text[i - 1 : i].isalnum() or text[i - 1 : i] == "+") and not text[i + 1 : i + 2].isalnum():
         return char  # C++, C#, A+
+    if char in "-\u2212" and not text[i + 1 : i + 2].strip() and _SHORT.search(text[max(i - 4, 0) : i]):
+        return "-"  # A-, Cl-
+    if _is_relation(char) and not (char == "+" and after and not text[i - 1 : i].isalnum()):  # "+5" is 5
+        return f" {char} "  # x+1, <5, √2
     return " " if before and after else ""  # "5-10" and "12:30" keep their parts apart
+
+
+def _is_relation(char: str) -> bool:
+    """Whether a symbol says something by itself: what mathematics writes, but for arrows and marks of prose."""
+    return unicodedata.category(char) == "Sm" and char not in "|~\u2044" and not "\u2190" <= char <= "\u21ff"
 
 
 @functools.lru_cache(maxsize=8192)  # golds and passages come again and again

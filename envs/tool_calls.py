@@ -24,6 +24,7 @@ OPEN, CLOSE, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
 _THOUGHT = re.compile(r"<think>(?:(?!</think>).)*+(?:</think>)?", re.DOTALL)
 _BARE = re.compile(r"""\s*+\{\s*+["'](?:name|parameters|arguments|type)["']\s*+:""")
 _SEPARATOR = re.compile(r"\s*+;")
+_VALUE = re.compile(r"\s*+[\[{]")
 # A string without its end runs to the end of the text, so that no character is looked at twice.
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
@@ -145,8 +146,14 @@ def _hermes(text: str, spoken: str, at: int, tools: Sequence[Mapping[str, Any]] 
             calls.append(BadCall(number, f"a turn may hold {MAX_CALLS} calls"))
             around.append(text[at:])
             return Said("".join(around), tuple(calls))
-        value_end = _object_end(text, start)
+        value_end = _object_end(text, start) if _VALUE.match(text, start) else None
         closed = text.find(CLOSE, value_end or start)
+        again = spoken.find(OPEN, start) if value_end is None else -1
+        if 0 <= again < closed:  # opened twice: what the second one holds is a call of its own
+            calls.append(BadCall(number, f"{OPEN} without {CLOSE}"))
+            around.append(text[at:again])
+            at = end = again
+            continue
         if closed < 0 and value_end is not None:  # quotes that do not match may have hidden the end
             closed = text.find(CLOSE, start)
         if closed < 0 and cut:

@@ -285,7 +285,8 @@ def _update(
     trained, frozen = lora.partition(state.params)
     grads, loss, metrics = _accumulate(trained, frozen, micro, score, loss_fn, part, stride)
     # Σ gradients of totals / Σ counts: one global denominator. Dividing before adding would weigh tokens by their cut.
-    grads = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), grads)
+    count = jnp.where(loss.count > 0, loss.count, 1)  # of shares of episodes it may be less than 1
+    grads = jax.tree.map(lambda g: g / count, grads)
     norm = optax.global_norm(grads)
     good = jnp.isfinite(norm) & jnp.isfinite(loss.total) & (loss.count > 0)
 

@@ -31,9 +31,12 @@ def mean_var(x: Float[Array, "*B"], mask: Bool[Array, "*B"], *, ddof: int = 0) -
 
 
 def whiten(x: Float[Array, "*B"], mask: Bool[Array, "*B"], *, eps: float = 1e-8) -> Float[Array, "*B"]:
-    """(x - x̄) / √(var + eps) with the biased variance on the mask; 0 off it."""
+    """(x - x̄) / √(var + eps) with the biased variance on the mask; 0 off it, and everywhere where all are equal (the
+    mean of equal numbers is off by a rounding, which √eps would make large).
+    """
     centre, variance = mean_var(x, mask)
-    return keep(x - centre, mask) * jax.lax.rsqrt(variance + eps)
+    differ = jnp.max(x, initial=-jnp.inf, where=mask) > jnp.min(x, initial=jnp.inf, where=mask)
+    return keep(x - centre, mask & differ) * jax.lax.rsqrt(variance + eps)
 
 
 def segment_sum(x: Float[Array, "B T"], segment: Int[Array, "B T"]) -> Float[Array, "B T"]:

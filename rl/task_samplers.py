@@ -61,7 +61,7 @@ def easy_to_hard(difficulty: Float[np.ndarray, " n"], *, start_frac: float, tick
 
     def choose(ticket: int, u: float) -> int:
         quantile = start_frac + (1 - start_frac) * min(1.0, ticket / tickets)
-        return int(order[int(u * np.ceil(quantile * len(order)))])
+        return int(order[int(u * np.ceil(quantile * len(order) - 1e-9))])  # .07 of 100 is 7, and 7.000000000000001
 
     return Sampler(dict, lambda state, outcomes, next_ticket: state, lambda state: choose)
 

@@ -103,7 +103,8 @@ def parse_call(text: str) -> Action:
     if isinstance(calls[0], tool_calls.BadCall):
         raise Malformed(calls[0].message.rstrip("."))
     name = calls[0].name
-    argument = " ".join(str(calls[0].arguments[_ARGUMENTS[name]]).split())
+    value = calls[0].arguments[_ARGUMENTS[name]]
+    argument = " ".join(str(int(value) if isinstance(value, float) else value).split())  # 3.0 is a whole number in JSON
     if not argument:
         raise Malformed(f"{name} is empty")
     return Action(name, argument)

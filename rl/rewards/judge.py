@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import urllib.parse
 import urllib.request
@@ -30,6 +31,8 @@ INSTRUCTION = (
     "Give a number from 0 (worthless) to 1 (flawless) for: {rubric}\nAnswer with the number alone."
 )
 MOST_BYTES = 1 << 20  # of an answer
+_UNREADABLE = (ValueError, LookupError, TypeError, RecursionError)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 COUNTS = ("calls", "cached", "failed", "over_budget")
 
 
@@ -103,9 +106,9 @@ class _Judge:
         body = self._request(text)
         digest = hashlib.sha256(json.dumps([self._endpoint.url, body], sort_keys=True).encode()).hexdigest()
         file = Path(self._endpoint.cache) / digest[:2] / f"{digest}.json"
-        if file.exists():
+        if (kept := _kept(file)) is not None:
             self._count("cached")
-            return float(json.loads(file.read_text())["score"])
+            return kept
         with self._lock:
             if self._counts["calls"] >= self._endpoint.max_calls:
                 self._counts["over_budget"] += 1
@@ -114,13 +117,7 @@ class _Judge:
         try:
             reply = self._ask(body)
             score = read_score(reply)
-        except (
-            OSError,
-            http.client.HTTPException,
-            ValueError,
-            LookupError,
-            TypeError,
-        ):  # no answer, or not one that can be read: counted
+        except (OSError, http.client.HTTPException, *_UNREADABLE):  # no answer, or not one that can be read: counted
             self._count("failed")
             return math.nan
         try:
@@ -166,10 +163,26 @@ class _Judge:
 
 def read_score(reply: str) -> float:
     """The number that a reply consists of. Errors: ValueError for anything else, and for a number not in [0, 1]."""
-    score = float(reply.strip())
+    if not _NUMBER.fullmatch(reply.strip()):
+        raise ValueError(f"judge: got {reply[:80]!r}, want a number and nothing else")
+    return _in_range(float(reply))
+
+
+def _in_range(score: float) -> float:
     if not 0 <= score <= 1:
         raise ValueError(f"judge: got {score}, want a number in [0, 1]")
     return score
+
+
+def _kept(file: Path) -> float | None:
+    """The score in a file of the cache; None where there is none that can be read, and it is asked for again."""
+    try:
+        return _in_range(float(json.loads(file.read_text())["score"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, *_UNREADABLE) as error:
+        logging.warning("judge: %s cannot be read (%s); its episode is asked about again", file, error)
+        return None
 
 
 def _keep(file: Path, record: Mapping[str, Any]) -> None:

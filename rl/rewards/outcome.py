@@ -16,7 +16,7 @@ LIMITS = (Status.TURN_LIMIT, Status.TOKEN_LIMIT)
 
 
 def success_term(weight: float) -> RewardTerm:
-    """1 where the world reports success and the episode ended by itself, else 0."""
+    """1 where the world reports success and the episode ended by itself, be it by giving up, else 0."""
     return RewardTerm("success", weight, "episode", success, reads=("success",))
 
 
@@ -53,8 +53,11 @@ def orm_term(
 
 
 def success(trajectory: Trajectory) -> float:
-    """1 if the episode ended by itself and the world reports success, else 0: a limit is a failure."""
-    return float(trajectory.status is Status.DONE and bool(read_fact(trajectory, "success")))
+    """1 if the episode ended by itself and the world reports success, else 0: a limit is a failure. Giving up is an end
+    of its own, and right where a world says so, of a task that cannot be done.
+    """
+    ended = trajectory.status in (Status.DONE, Status.GAVE_UP)
+    return float(ended and bool(read_fact(trajectory, "success")))
 
 
 def fact(name: str) -> Callable[[Trajectory], float]:

@@ -1,6 +1,7 @@
 """Three outcomes instead of two: right, does not know, wrong (TruthRL, 2509.25760). Not knowing is neutral."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from envs.answers import normalize
 from rl.rewards.compose import RewardTerm
@@ -68,5 +69,5 @@ def truthfulness(verdicts: Sequence[str], *, weights: tuple[float, float, float]
     return weights[0] * right + weights[1] * abstained - weights[2] * wrong
 
 
-def _says(answer: str | None, phrases: frozenset[str]) -> bool:
-    return answer is not None and normalize(answer) in phrases
+def _says(answer: Any, phrases: frozenset[str]) -> bool:
+    return answer is not None and normalize(str(answer)) in phrases

@@ -156,7 +156,8 @@ def test_actions_as_calls():
     for text in ("<open> Doc 3 </open>", '<answer> a "quoted" one </answer>'):
         assert parse_call(as_calls(text)).argument in ("3", 'a "quoted" one')
     assert parse_call(f"{as_calls(text)} and more </tool_call><tool_call>").kind == "answer"  # nobody read that
-    assert parse_call('{"name": "open", "parameters": {"document": 3}}').argument == "3"
+    for three in ("3", "3.0", "3e0"):  # one whole number
+        assert parse_call(f'{{"name": "open", "parameters": {{"document": {three}}}}}').argument == "3"
 
 
 def test_document_number():

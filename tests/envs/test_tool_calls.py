@@ -135,6 +135,22 @@ def test_one_bad_call_among_good_ones_keeps_its_number():
     assert said.calls[1].message.startswith("Tool call 2 was not run: it is not JSON")
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "<tool_call>oops</tool_call>",
+        "<tool_call></tool_call>",
+        "<tool_call>null</tool_call>",
+        "<tool_call>so {x} </tool_call>",
+        "<tool_call>\n",
+    ],
+)
+def test_a_call_without_an_object_swallows_no_other(first):
+    said = parse(first + ' and \n<tool_call>\n{"name": "t", "arguments": {"q": 1}}\n</tool_call>')
+    bad, good = said.calls
+    assert isinstance(bad, BadCall) and (good.number, good.name, good.arguments) == (2, "t", {"q": 1})
+
+
 def test_a_call_cut_by_length_is_neither_a_call_nor_a_bad_one():
     whole = FORMS["hermes"]
     for end in range(len("<tool_call>"), len(whole)):

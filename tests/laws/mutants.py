@@ -2011,7 +2011,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_judge.py::test_scores_are_asked_once_and_kept",
         "rl/rewards/judge.py",
-        "if file.exists():",
+        "if (kept := _kept(file)) is not None:",
         "if False:",
     ),
     Mutant(
@@ -2528,6 +2528,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/episodes.py",
         "if afresh or (first_step is not None",
         "if (first_step is not None",
+    ),
+    Mutant(
+        "tests/rl/test_judge.py::test_what_the_cache_cannot_say_is_asked_again",
+        "rl/rewards/judge.py",
+        'return _in_range(float(json.loads(file.read_text())["score"]))',
+        'return float(json.loads(file.read_text())["score"])',
+    ),
+    Mutant(
+        "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",
+        "rl/masked.py",
+        "return keep(x - centre, mask & differ)",
+        "return keep(x - centre, mask)",
+    ),
+    Mutant(
+        "tests/envs/test_tool_calls.py::test_a_call_without_an_object_swallows_no_other",
+        "envs/tool_calls.py",
+        "if _VALUE.match(text, start) else None",
+        "if True else None",
+    ),
+    Mutant(
+        "tests/envs/test_answers.py::test_normaliser_keeps_the_answer",
+        "envs/answers.py",
+        'return f" {char} "  # x+1, <5, √2',
+        'return ""',
+    ),
+    Mutant(
+        "tests/rl/test_rewards.py::test_a_limit_is_failure",
+        "rl/rewards/outcome.py",
+        "trajectory.status in (Status.DONE, Status.GAVE_UP)",
+        "trajectory.status is Status.DONE",
+    ),
+    Mutant(
+        "tests/rl/test_task_samplers.py::test_easy_to_hard_lets_in_no_task_more_by_rounding",
+        "rl/task_samplers.py",
+        "len(order) - 1e-9)",
+        "len(order))",
     ),
     Mutant(
         "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",

@@ -34,7 +34,10 @@ class Server:
                 status, content = reply(body["messages"][-1]["content"])
                 with lock:
                     outer.running -= 1
-                payload = json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
+                payload = content  # as it is
+                if not isinstance(content, bytes):
+                    said = {"role": "assistant", "content": content}
+                    payload = json.dumps({"choices": [{"message": said}]}).encode()
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asked waits no longer
                     self.send_response(status)
                     self.send_header("Content-Length", str(len(payload)))
@@ -95,6 +98,18 @@ def test_scores_are_asked_once_and_kept(tmp_path, monkeypatch):
     assert not list((tmp_path / "judge").rglob("*.tmp"))
 
 
+@pytest.mark.parametrize("damaged", ["", '{"sc', "{}", "null", '{"score": null}', '{"score": NaN}', '{"score": 2}'])
+def test_what_the_cache_cannot_say_is_asked_again(tmp_path, damaged):
+    """A file that a power cut left empty ends no run, and no later one."""
+    with Server(lambda shown: (200, "0.5")) as server:
+        assert term(server, tmp_path).fn([episode()]) == [0.5]
+        (file,) = (tmp_path / "judge").rglob("*.json")
+        file.write_text(damaged)
+        again = term(server, tmp_path)
+        assert again.fn([episode()]) == [0.5] and counts(again) == {"calls": 1}
+        assert json.loads(file.read_text())["score"] == 0.5
+
+
 def test_over_the_budget_is_not_judged(tmp_path):
     terms = [success_term(1.0), None]
     with Server(lambda shown: (200, "1")) as server:
@@ -107,7 +122,8 @@ def test_over_the_budget_is_not_judged(tmp_path):
 
 @pytest.mark.parametrize(
     "answer",
-    [(500, "1"), (200, "good"), (200, "1.5"), (200, "nan"), (200, ""), (200, None), (200, ["1"]), (200, "1 or 0")],
+    [(500, "1"), (200, "good"), (200, "1.5"), (200, "nan"), (200, ""), (200, None), (200, ["1"]), (200, "1 or 0")]
+    + [(200, b"[" * 200_000)],  # deeper than the parser goes
 )
 def test_a_judge_that_fails_is_not_judged_and_asked_again(tmp_path, answer):
     with Server(lambda shown: answer) as server:
@@ -144,7 +160,7 @@ def test_what_an_episode_says_cannot_leave_its_bracket(tmp_path):
 
 def test_read_score():
     assert [read_score(text) for text in ("0", " 1 ", ".5", "1e-1")] == [0, 1, 0.5, 0.1]
-    for text in ("", "yes", "-0.1", "1.01", "inf", "nan", "0.5/1"):
+    for text in ("", "yes", "-0.1", "1.01", "inf", "nan", "0.5/1", "0_1", "\uff11", "1e9"):
         with pytest.raises(ValueError):
             read_score(text)
 

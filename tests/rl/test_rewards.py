@@ -29,7 +29,8 @@ OUTCOME = RewardTerm("outcome", 1.0, "episode", outcome.success)
 
 def test_a_limit_is_failure():
     for status in Status:
-        assert outcome.success(episode(status, success=True)) == (status is Status.DONE)
+        assert outcome.success(episode(status, success=True)) == (status in (Status.DONE, Status.GAVE_UP))
+        assert outcome.success(episode(status, success=False)) == 0
     assert outcome.success(episode(success=False)) == 0
     assert outcome.fact("f1")(episode(f1=0.5)) == 0.5 and math.isnan(outcome.fact("f1")(episode(f1=None)))
     with pytest.raises(ValueError, match=r"episode t \(ticket 0, DONE\): no fact 'f2', the world reports \['f1'\]"):

@@ -72,6 +72,11 @@ def test_adarft_orders_equal_tasks_anew_after_each_update():
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
+def test_easy_to_hard_lets_in_no_task_more_by_rounding():
+    sampler = easy_to_hard(np.arange(100.0), start_frac=0.07, tickets=100)
+    assert sampler.choose(sampler.start())(0, 0.999) == 6
+
+
 def test_easy_to_hard_lets_in_a_growing_share():
     sampler = easy_to_hard(np.array([3, 1, 4, 2.0]), start_frac=0.25, tickets=100)
     choose = sampler.choose(sampler.start())

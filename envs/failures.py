@@ -29,6 +29,8 @@ _NAMED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryEr
 # What differs from run to run of one failure: addresses and other hexadecimal ids, paths, numbers.
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|(?:/[\w.+-]+){2,}/?|\b[0-9a-f]*[0-9][0-9a-f]{7,}\b|\d+(?:\.\d+)?")
 _SIGNATURE_CHARS = 200
+_LOOKED_AT_CHARS = 1000  # of a text for what varies: the pattern takes quadratic time, and holds up every thread
+_MOST_CHARS = 4000  # of an error's text: a world may quote all that it was told
 
 
 def kind_of(error: BaseException) -> str:
@@ -45,14 +47,14 @@ def signature_of(error: BaseException) -> str:
 
 def stable(text: str) -> str:
     """`text` with each address, path and number as `#`, cut to 200 characters."""
-    return _VARIES.sub("#", text)[:_SIGNATURE_CHARS]
+    return _VARIES.sub("#", text[:_LOOKED_AT_CHARS])[:_SIGNATURE_CHARS]
 
 
 def said(error: BaseException) -> str:
-    """Its text; a world's error may fail even at that."""
+    """Its text, fit to be stored; a world's error may fail even at that."""
     try:
-        return str(error)
-    except Exception as err:
+        return _storable(str(error))
+    except BaseException as err:  # whatever it is, it is the world's
         return f"(no text: {type(err).__name__})"
 
 
@@ -60,7 +62,12 @@ def placed(error: BaseException) -> str:
     """Its type and text, and where it was raised: file, line and what stands there."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    return f"{type(error).__name__}: {said(error)}{where}"
+    return f"{type(error).__name__}: {said(error)}{_storable(where)}"
+
+
+def _storable(text: str) -> str:
+    """Of bounded length, and without the halves of surrogate pairs that names of files are decoded to."""
+    return text[:_MOST_CHARS].encode("utf-8", "replace").decode()
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -21,7 +21,8 @@ class EpisodeLog:
     """The writer of `workdir/folder`. `append` may be called from any thread.
 
     `process` is this one's number among those of the run. A run that resumes passes `first_step`, the first step it
-    will write: what other processes left of later steps is dropped, for there may be fewer of them now.
+    will write: what is there of later steps is dropped, of every process. It is of another history, which may have come
+    further, with more processes.
     With `afresh` nothing of what is there stays.
     Does not cover: two runs that write one folder (the workdir's lock sees to it).
     """
@@ -41,8 +42,7 @@ class EpisodeLog:
             for leftover in self._folder.glob("*.tmp"):  # of one that was killed: unreadable without its footer
                 leftover.unlink()
             for step, path in _files(self._folder):
-                of = _step_and_process(path)[1]
-                if afresh or (first_step is not None and step >= first_step and of):
+                if afresh or (first_step is not None and step >= first_step):
                     path.unlink()
         self._lock = threading.Lock()
         self._writer: ArrayRecordWriter | None = None

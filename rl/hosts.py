@@ -22,6 +22,7 @@ import msgpack
 import numpy as np
 from jax.experimental import multihost_utils
 
+from envs.failures import said
 from rl.types import Max, Mean
 
 _HEAD_BYTES = 8192  # what one collective carries; a longer record takes a second one
@@ -98,7 +99,7 @@ def _exchange(gather: Callable[[bytes], list[bytes]], record: Any) -> list[Any]:
 
 def _tell(gather: Callable[[bytes], list[bytes]], error: BaseException) -> None:
     try:
-        gather(_pack({"error": f"{type(error).__name__}: {error}"}))
+        gather(_pack({"error": f"{type(error).__name__}: {said(error)}"}))
     except HostError as lost:
         error.add_note(f"and the other processes could not be told: {lost}")
 

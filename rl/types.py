@@ -170,7 +170,10 @@ def _unpack_extension(kind: int, data: bytes) -> Any:
     if kind not in (_ARRAY, _SCALAR):
         raise ValueError(f"episode record: unknown extension {kind}; was it written by a newer version?")
     dtype, shape, buffer = msgpack.unpackb(data)
-    array = np.frombuffer(buffer, np.dtype(dtype)).reshape(shape).copy()
+    if np.dtype(dtype).itemsize:
+        array = np.frombuffer(buffer, np.dtype(dtype)).reshape(shape).copy()
+    else:  # an empty text
+        array = np.zeros(shape, np.dtype(dtype))
     return array if kind == _ARRAY else array[()]
 
 

@@ -29,6 +29,7 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from rl.rewards.compose import RewardTerm, reward
 from rl.rewards.outcome import success
 from rl.types import Mean, Status, Trajectory
 
+_TOO_LARGE = 1e300  # to be added up; infinite is too
 BY_STATUS = ("reward", "turns", "tokens", "searches", "unsupported")
 BY_FAMILY = ("success", *BY_STATUS)
 
@@ -51,7 +53,7 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
     out: dict[str, Mean] = {}
 
     def add(name: str, values: Iterable[float]) -> None:
-        known = [float(v) for v in values if not math.isnan(v)]
+        known = [float(v) for v in values if abs(v) < _TOO_LARGE]  # nor NaN
         out[name] = Mean(math.fsum(known), len(known))
 
     names = dict.fromkeys(name for _, numbers_ in described for name in numbers_)
@@ -62,7 +64,7 @@ def episode_means(episodes: Sequence[Trajectory], *, families: Mapping[str, str]
         out["episode/recovery_frac"] = Mean(sum(d.get("recovered", 0) for _, d in described), failures)
     calls = Counter()
     for trajectory in episodes:
-        calls.update(trajectory.facts.get("calls", {}) if trajectory.status.scored else {})
+        calls.update(_calls(trajectory.facts) if trajectory.status.scored else {})
     out |= {f"calls/{tool}_frac": Mean(n, calls.total()) for tool, n in sorted(calls.items())}
     add("episode/env_error_frac", (t.status is Status.ENV_ERROR for t in episodes))
     for kind in (INFRASTRUCTURE, DATA):
@@ -87,7 +89,7 @@ def term_means(terms: Sequence[RewardTerm], episodes: Sequence[Trajectory]) -> d
     out: dict[str, Mean] = {}
     for term in terms:
         given = [t.scores[term.name] for t in episodes if t.status.scored]
-        known = [score for score in given if not math.isnan(score)]
+        known = [score for score in given if abs(score) < _TOO_LARGE]
         total = math.fsum(known)
         out[f"reward/{term.name}/raw"] = Mean(total / term.weight, len(known)) if term.weight else Mean(0.0, 0)
         out[f"reward/{term.name}/weighted"] = Mean(total, len(known))
@@ -95,6 +97,16 @@ def term_means(terms: Sequence[RewardTerm], episodes: Sequence[Trajectory]) -> d
         counts = term.stats() if term.stats is not None else {}
         out |= {f"reward/{term.name}/{name}": Mean(count, 1) for name, count in counts.items()}
     return out
+
+
+def _calls(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Calls by tool; of a world that calls something else so, none."""
+    found = facts.get("calls")
+    if not isinstance(found, Mapping):
+        return {}
+    return {
+        k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, numbers.Real) and 0 <= v < _TOO_LARGE
+    }
 
 
 def describe(trajectory: Trajectory) -> dict[str, float]:

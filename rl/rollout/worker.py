@@ -17,6 +17,7 @@ its prompt is the template's rendering of the whole conversation, in which no to
 again, empty. What was sampled stays in the row in which it was sampled, so every sampled token is trained once.
 """
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -81,7 +82,9 @@ def run_episode(
         trajectory = played(status, {**facts, **verdict.facts(spent_s, record.n_actions), **more})
         try:
             trajectory.to_bytes()
-        except (TypeError, ValueError, OverflowError) as err:  # now: later it would be the program that fails
+            # The world may go on writing into what it has reported.
+            trajectory = dataclasses.replace(trajectory, facts=copy.deepcopy(trajectory.facts))
+        except (TypeError, ValueError, OverflowError, RecursionError) as err:  # now: later the program would fail
             wrong = EnvError(f"the world gave facts that are not plain data ({type(err).__name__}: {err}); mend step")
             failed = {"success": False, **failure_facts(wrong)}
             return dataclasses.replace(trajectory, status=Status.ENV_ERROR, facts=failed)
@@ -89,7 +92,7 @@ def run_episode(
 
     try:
         first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
-        seen = _observed(first).text
+        seen = guarded("reset's answer", _observed, first).text
         talk = Talk(codec, _messages(task, seen), env.spec.tools)
         new_ids = talk.start()
         for index in itertools.count():
@@ -109,12 +112,12 @@ def run_episode(
                 return ended(Status.TOKEN_LIMIT)
             text = action_text(codec, turn.ids, env.spec.stop)
             answer, seconds = _call("step", env.step, text, call_deadline_s, clock)
-            step, spent_s = _stepped(answer, env.spec), spent_s + seconds
-            facts = dict(step.facts)
-            if max_seconds is not None and _seconds(facts, spent_s) > max_seconds:
+            spent_s += seconds
+            step, facts, gave_up = guarded("step's answer", _stepped, answer, env.spec)
+            if max_seconds is not None and guarded("step's clock", _seconds, facts, spent_s) > max_seconds:
                 return ended(Status.TIME_LIMIT)
             if step.done:
-                return ended(Status.GAVE_UP if facts.get("gave_up") else Status.DONE)
+                return ended(Status.GAVE_UP if gave_up else Status.DONE)
             if index + 1 >= env.spec.max_turns:
                 return ended(Status.TURN_LIMIT)
             new_ids, breaks = talk.answer(turn.ids, [Message(role, step.observation.text)])
@@ -279,7 +282,8 @@ def _observed(answer: Any) -> Observation:
     return answer
 
 
-def _stepped(answer: Any, spec: EnvSpec) -> Step:
+def _stepped(answer: Any, spec: EnvSpec) -> tuple[Step, dict[str, Any], bool]:
+    """The step, its facts, and whether the policy gave up. Whatever a world answers, reading it may raise anything."""
     if not isinstance(answer, Step):
         raise EnvError(f"the world gave {_brief(answer)}, want a Step; mend step")
     _observed(answer.observation)
@@ -290,8 +294,13 @@ def _stepped(answer: Any, spec: EnvSpec) -> Step:
     if spec.labelled and not isinstance(facts.get("success"), bool | np.bool_):
         got = _brief(facts.get("success"))
         raise EnvError(f"the world gave facts['success']={got}, want a bool at every step; mend step")
-    return answer
+    return answer, dict(facts), bool(facts.get("gave_up"))
 
 
 def _brief(value: Any) -> str:
-    return f"{type(value).__name__} {repr(value)[:80]}"
+    """Of a value that may fail even at its repr; a number of thousands of digits does."""
+    try:
+        shown = repr(value)[:80]
+    except Exception as err:
+        shown = f"(no repr: {type(err).__name__})"
+    return f"{type(value).__name__} {shown}"

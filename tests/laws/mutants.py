@@ -416,8 +416,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
         "rl/episodes.py",
-        "step >= first_step and of):",
-        "False):",
+        "(first_step is not None and step >= first_step):",
+        "False:",
     ),
     # -- command line and workdir: bad input ends before any compute and touches nothing
     Mutant(
@@ -2526,8 +2526,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_episodes.py::test_a_log_that_begins_afresh_keeps_nothing_of_another",
         "rl/episodes.py",
-        "if afresh or (first_step is not None",
-        "if (first_step is not None",
+        "if afresh or (first_step",
+        "if (first_step",
     ),
     Mutant(
         "tests/rl/test_judge.py::test_what_the_cache_cannot_say_is_asked_again",
@@ -2564,6 +2564,48 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/task_samplers.py",
         "len(order) - 1e-9)",
         "len(order))",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_what_a_world_reports_is_what_it_was_then",
+        "rl/rollout/worker.py",
+        "facts=copy.deepcopy(trajectory.facts))",
+        "facts=trajectory.facts)",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_an_answer_that_cannot_even_be_read_is_an_env_error",
+        "rl/rollout/worker.py",
+        'guarded("step\'s answer", _stepped, answer, env.spec)',
+        "_stepped(answer, env.spec)",
+    ),
+    Mutant(
+        "tests/rl/test_types.py::test_an_empty_text_of_numpy_comes_back",
+        "rl/types.py",
+        "if np.dtype(dtype).itemsize:",
+        "if True:",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_of_a_text_of_any_length_and_any_characters_little_is_looked_at",
+        "envs/failures.py",
+        "text[:_LOOKED_AT_CHARS])",
+        "text)",
+    ),
+    Mutant(
+        "tests/rl/test_hosts.py::test_an_error_is_told_once_and_raised_by_all",
+        "rl/hosts.py",
+        '{type(error).__name__}: {said(error)}"',
+        '{type(error).__name__}: {error}"',
+    ),
+    Mutant(
+        "tests/rl/test_rewards.py::test_a_world_may_report_what_it_likes",
+        "rl/metrics/episodes.py",
+        "known = [float(v) for v in values if abs(v) < _TOO_LARGE]",
+        "known = [float(v) for v in values]",
+    ),
+    Mutant(
+        "tests/rl/test_episodes.py::test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps",
+        "rl/episodes.py",
+        "step >= first_step):",
+        "step >= first_step and _step_and_process(path)[1]):",
     ),
     Mutant(
         "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",

@@ -7,11 +7,13 @@ import itertools
 import subprocess
 import threading
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs import failures
 from envs.base import EnvError, EnvLost
 from envs.failures import DATA, INFRASTRUCTURE, kind_of, signature_of
 from models.sampling import Sampling
@@ -62,6 +64,20 @@ def test_a_failure_is_told_by_its_type_and_known_again(error, kind, signature):
     assert (kind_of(outer), signature_of(outer)) == (kind, signature)
     facts = failure_facts(outer)
     assert (facts["failure"], facts["signature"]) == (kind, signature) and type(error).__name__ in facts["error"]
+
+
+def test_of_a_text_of_any_length_and_any_characters_little_is_looked_at(monkeypatch):
+    """It may quote what the policy wrote, and each further character costs the pattern more than the one before."""
+    looked_at = []
+
+    def sub(by, text):
+        looked_at.append(len(text))
+        return text
+
+    monkeypatch.setattr(failures, "_VARIES", SimpleNamespace(sub=sub))
+    facts = failure_facts(raised(ValueError("cannot parse caf\udce9 " + "1a2b" * 50_000 + "z")))
+    assert looked_at and max(looked_at) <= 1000
+    assert all(len(text.encode()) < 5000 for text in facts.values()) and "cannot parse caf? 1a2b" in facts["error"]
 
 
 LOST, SLOW = Failure(INFRASTRUCTURE, "lost"), Failure(INFRASTRUCTURE, "slow")
@@ -381,8 +397,8 @@ def test_what_is_held_is_told_once():
     told = []
     quarantine = Quarantine(9, report=lambda new, held: told.append(([h.task_id for h in new], len(held))))
     one = {"task_id": "a", "signature": "s", "count": 2, "error": "e"}
-    for failures in ([one], [], [one, {**one, "task_id": "b"}]):
-        quarantine.add(failures, 1)
+    for proved in ([one], [], [one, {**one, "task_id": "b"}]):
+        quarantine.add(proved, 1)
         before = len(told)
         quarantine.tell()
         assert len(told) - before == bool(failures)

@@ -72,6 +72,10 @@ def test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps
         log.append(episode(99))
         log.end_step(3)
     assert tickets(tmp_path) == [10, 11, 20, 21, 99]
+    with EpisodeLog(tmp_path, first_step=2) as log:  # and this one is stopped after a step
+        log.append(episode(88))
+        log.end_step(2)
+    assert tickets(tmp_path) == [10, 11, 88], "two histories in one"
 
 
 def test_a_log_that_begins_afresh_keeps_nothing_of_another(tmp_path):

@@ -72,12 +72,12 @@ def test_an_error_is_told_once_and_raised_by_all():
         with hosts.telling():
             with hosts.telling():
                 if hosts.index == 0:
-                    raise ValueError("no data")
+                    raise ValueError("no data in caf\udce9")  # a path that is no UTF-8
             hosts.exchange(1)
 
     own, other = in_threads(2, work)
     assert isinstance(own, ValueError)
-    assert isinstance(other, HostError) and "process 0 failed: ValueError: no data" in str(other)
+    assert isinstance(other, HostError) and "process 0 failed: ValueError: no data in caf?" in str(other)
 
 
 def test_what_one_does_first_the_others_find():

@@ -177,6 +177,16 @@ def test_each_term_is_logged_raw_and_weighted():
     assert term_means(terms, [])["reward/cost/raw"].count == 0
 
 
+def test_a_world_may_report_what_it_likes():
+    """Legal facts end no run: another thing that is called `calls`, numbers that cannot be added up."""
+    for calls in (3, [{"name": "search"}], {"search": "often"}, {1: 2}, None):
+        means = episode_means([episode(success=True, calls=calls)])
+        assert not [name for name in means if name.startswith("calls/")]
+    odd = [math.inf, -math.inf, 1e308, 1e308, 2.0]
+    mean = episode_means([episode(success=True, seconds=value) for value in odd])["episode/seconds"]
+    assert (mean.total, mean.count) == (2.0, 1)
+
+
 def test_calls_of_scored_episodes_are_counted_by_tool():
     calls = [{"search": 2, "answer": 1}, {"search": 1, "open": 0}]
     episodes = [episode(success=True, calls=own) for own in calls]

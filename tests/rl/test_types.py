@@ -58,6 +58,12 @@ def test_round_trip_is_exact(changes):
     assert before.to_bytes() == after.to_bytes()
 
 
+def test_an_empty_text_of_numpy_comes_back():
+    for empty in (np.array(["", "x"])[0], np.array([b"", b"x"])[0], np.array(["", ""]), np.zeros((0, 3))):
+        after = Trajectory.from_bytes(trajectory(facts={"gold": empty}).to_bytes())
+        same(empty, after.facts["gold"])
+
+
 def test_every_damaged_byte_is_told():
     data = trajectory(images=None).to_bytes()
     for i in range(len(data)):

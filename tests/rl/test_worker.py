@@ -244,6 +244,55 @@ def test_garbage_is_an_env_error(garbage):
     assert trajectory.facts["success"] is False
 
 
+class Sly:
+    """Whoever looks at it is hurt."""
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+class Lazy(dict):
+    def __iter__(self):
+        raise RuntimeError("the connection is gone")
+
+    keys = __iter__
+
+
+def deep(n=2000):
+    value = ()
+    for _ in range(n):
+        value = (value,)
+    return value
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        Sly(),
+        10**5000,
+        Step(Observation("x"), Sly(), {"success": True}),
+        Step(Observation("x"), True, {"success": 10**5000}),
+        Step(Observation("x"), True, Lazy(success=True)),
+        Step(Observation("x"), True, {"success": False, "gave_up": np.array([0, 1])}),
+        Step(Observation("x"), False, {"success": False, "seconds": 10**400}),
+        Step(Observation("x"), True, {"success": True, "nested": deep()}),
+    ],
+    ids=["no repr", "long number", "done", "success", "lazy", "gave up", "seconds", "deep"],
+)
+def test_an_answer_that_cannot_even_be_read_is_an_env_error(garbage):
+    trajectory = play(Env(garbage), Script("a$", "b$"), max_seconds=5.0)
+    assert trajectory.status is Status.ENV_ERROR and trajectory.to_bytes()
+
+
+def test_what_a_world_reports_is_what_it_was_then():
+    """It may go on writing into its own lists: in the next episode, say, before this one is judged."""
+    log = []
+    first = play(Env(lambda: log.append("a") or step(done=True, success=True, log=log)), Script("a$"))
+    log.clear()
+    log.append("b")
+    assert first.facts["log"] == ["a"]
+
+
 def test_a_world_without_labels_tells_no_success():
     env = Env(Step(Observation("x"), True, {"answer": "7"}))
     env.spec = dataclasses.replace(env.spec, labelled=False)
@@ -263,7 +312,11 @@ def test_what_ends_a_program_ends_the_episode():
         def __str__(self):
             raise RuntimeError("no text")
 
-    for error in (SystemExit(3), Odd()):
+    class Sly(Exception):
+        def __str__(self):
+            raise SystemExit(4)
+
+    for error in (SystemExit(3), Odd(), Sly()):
         trajectory = play(Env(error), Script("a$"))
         assert trajectory.status is Status.ENV_ERROR and type(error).__name__ in trajectory.facts["error"]
 

@@ -2589,6 +2589,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "fleet.ready), fleet.stats)",
         "fleet.ready))",
     ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/process.py",
+        "except Exception as error:  # the world's own code can write to any descriptor of its process",
+        "except OSError as error:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/process.py",
+        "except ValueError:  # of the real-time signals only the first and the last have names",
+        "except KeyError:",
+    ),
 )
 
 

@@ -2601,6 +2601,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "except ValueError:  # of the real-time signals only the first and the last have names",
         "except KeyError:",
     ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_an_old_checkpoint_that_is_damaged_stops_no_save",
+        "rl/checkpoint.py",
+        "found = self._readable()",
+        "found = _manifests(self.folder)",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_what_fails_after_the_commit_does_not_say_that_nothing_was_written",
+        "rl/checkpoint.py",
+        "if isinstance(error, CheckpointError):  # of what follows the commit",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_only_folders_are_checkpoints_and_a_manifest_is_whole",
+        "rl/checkpoint.py",
+        "if p.name.isdecimal() and p.is_dir())",
+        "if p.name.isdecimal())",
+    ),
 )
 
 

@@ -149,8 +149,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_concurrency.py::test_never_more_calls_at_once_than_the_world_bears",
         "rl/rollout/concurrency.py",
-        "self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)",
-        "self._changed.wait_for(lambda: True)",
+        "while self._line and len(self._holders) < self._most:",
+        "while self._line:",
     ),
     Mutant(
         "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
@@ -2618,6 +2618,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/checkpoint.py",
         "if p.name.isdecimal() and p.is_dir())",
         "if p.name.isdecimal())",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_turns_are_handed_over_first_come_first_served",
+        "rl/rollout/concurrency.py",
+        "holder, goes_on = self._line.popleft()",
+        "holder, goes_on = self._line.pop()",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_turns_are_handed_over_first_come_first_served",
+        "rl/rollout/concurrency.py",
+        "self._line.append((holder, goes_on))\n                self._hand_over()",
+        "self._line.appendleft((holder, goes_on))\n                self._hand_over()",
     ),
 )
 

@@ -2631,6 +2631,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._line.append((holder, goes_on))\n                self._hand_over()",
         "self._line.appendleft((holder, goes_on))\n                self._hand_over()",
     ),
+    Mutant(
+        "tests/rl/test_worker.py::test_what_is_longer_than_a_row_is_not_encoded",
+        "rl/rollout/worker.py",
+        "if _fit_in_no_row(codec, answers, max_tokens):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_a_text_has_no_fewer_ids_than_its_length_says",
+        "models/codec.py",
+        'model, composed = spec["model"], {None: 1, "NFC": 4}.get((spec["normalizer"] or {}).get("type"))',
+        'model, composed = spec["model"], {None: 1, "NFC": 1}.get((spec["normalizer"] or {}).get("type"))',
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_a_text_has_no_fewer_ids_than_its_length_says",
+        "models/codec.py",
+        "return math.ceil(len(text.strip()) / self._characters_of_an_id)  # a template may strip it",
+        "return math.ceil(len(text) / self._characters_of_an_id)",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_a_tokenizer_of_another_kind_says_nothing_by_length",
+        "models/codec.py",
+        'whole = whole and not any(each.get("behavior") == "Removed" for each in cuts)',
+        "whole = bool(whole)",
+    ),
 )
 
 

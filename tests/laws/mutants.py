@@ -2655,6 +2655,18 @@ MUTANTS: tuple[Mutant, ...] = (
         'whole = whole and not any(each.get("behavior") == "Removed" for each in cuts)',
         "whole = bool(whole)",
     ),
+    Mutant(
+        "tests/launch/test_runs.py::test_after_the_first_signal_either_kills",
+        "launch/runs.py",
+        "for number in numbers:\n            signal.signal(number, signal.SIG_DFL)",
+        "signal.signal(_[0], signal.SIG_DFL)",
+    ),
+    Mutant(
+        "tests/launch/test_runs.py::test_who_stopped_before_the_first_step_saved_nothing",
+        "launch/runs.py",
+        'saved_what = "the checkpoint is written" if progress.step else "nothing was there to save"',
+        'saved_what = "the checkpoint is written"',
+    ),
 )
 
 

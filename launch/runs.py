@@ -33,7 +33,7 @@ from rl.timeline import Timeline
 
 
 class Stopped(Exception):
-    """A signal ended the run before its last step; its checkpoint is written and `--workdir` alone goes on from it."""
+    """A signal ended the run before its last step; what steps it made are saved, and `--workdir` alone goes on."""
 
 
 def note_init(init: Path, workdir: Path) -> None:
@@ -256,15 +256,18 @@ def recording(
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """True once SIGTERM or SIGINT has come: the loop ends after its step, with a checkpoint. A second signal kills."""
-    asked = threading.Event()
+    """True once SIGTERM or SIGINT has come: the loop ends after its step, with a checkpoint. A second signal, of either
+    kind, kills.
+    """
+    asked, numbers = threading.Event(), (signal.SIGTERM, signal.SIGINT)
 
-    def ask(number: int, _) -> None:
+    def ask(*_) -> None:
         asked.set()
-        signal.signal(number, signal.SIG_DFL)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
     here = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)} if here else {}
+    before = {number: signal.signal(number, ask) for number in numbers} if here else {}
     try:
         yield asked.is_set
     finally:
@@ -275,7 +278,8 @@ def stopping() -> Iterator[Callable[[], bool]]:
 def want_finished(progress: Progress, steps: int) -> None:
     """Raises Stopped when the loop ended early."""
     if progress.step < steps:
-        raise Stopped(f"stopped at step {progress.step} of {steps}; the checkpoint is written")
+        saved_what = "the checkpoint is written" if progress.step else "nothing was there to save"
+        raise Stopped(f"stopped at step {progress.step} of {steps}; {saved_what}")
 
 
 @contextlib.contextmanager

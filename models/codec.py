@@ -10,6 +10,7 @@ control id.
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -97,6 +98,7 @@ class Codec:
         tags = [t for t in spec["added_tokens"] if _TAG.fullmatch(t["content"]) and t["content"] not in names]
         self._full = _backend(spec, spec["added_tokens"])
         self._plain = _backend(spec, [])
+        self._characters_of_an_id = _characters_of_an_id(spec)
         self._control_texts = {t["id"]: t["content"] for t in spec["added_tokens"]}
         self._control = frozenset(self._control_texts)
         moved = [text for i, text in self._control_texts.items() if self._full.token_to_id(text) != i]
@@ -238,6 +240,12 @@ class Codec:
                 spelled[i] = text.encode() if None in read else bytes(read)  # as its decoder does
         return spelled
 
+    def fewest_ids(self, text: str) -> int:
+        """So many ids or more stand for `text` where anybody but the assistant says it: told by its length alone, since
+        encoding what fits nowhere may take minutes. 0 where the tokenizer is of a kind that does not tell.
+        """
+        return math.ceil(len(text.strip()) / self._characters_of_an_id)  # a template may strip it
+
     def encode_action(self, text: str) -> list[int]:
         """Ids of a *scripted* action: its tags become their single ids, other text is plain. Never for sampled text."""
         if self._tags is None:
@@ -329,6 +337,23 @@ def _backend(spec: dict, added: list) -> "tokenizers.Tokenizer":
 
     spec = {**spec, "added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _characters_of_an_id(spec: dict) -> float:
+    """The most characters of a text for which one id can stand; ∞ where that is not known.
+
+    Byte-level BPE that has every byte leaves nothing out and knows all: the characters of an entry are bytes of text,
+    and a character has at least one. Composed (NFC), one stands for four at most (Unicode's expansion factor of NFD).
+    """
+    model, composed = spec["model"], {None: 1, "NFC": 4}.get((spec["normalizer"] or {}).get("type"))
+    cut = spec["pre_tokenizer"] or {}
+    cuts = cut.get("pretokenizers", [cut])
+    kinds = {each.get("type") for each in cuts}
+    whole = {"ByteLevel"} <= kinds <= {"ByteLevel", "Digits", "Split"}
+    whole = whole and not any(each.get("behavior") == "Removed" for each in cuts)
+    if composed is None or not whole or model["type"] != "BPE" or not _BYTE_OF.keys() <= model["vocab"].keys():
+        return math.inf
+    return composed * max(map(len, model["vocab"]))
 
 
 def _tag_pattern(tags: Sequence[dict]) -> re.Pattern | None:

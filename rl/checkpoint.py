@@ -14,6 +14,7 @@ the device tree, and process 0 alone writes the host tree, commits and prunes.
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import shutil
@@ -56,7 +57,9 @@ def abstract(tree: PyTree) -> PyTree:
 def steps(folder: str | os.PathLike) -> list[int]:
     """Committed steps, oldest first; empty where there is no folder."""
     folder = Path(folder)
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and p.is_dir())
 
 
 def best_step(folder: str | os.PathLike) -> int | None:
@@ -109,8 +112,8 @@ def restore_host(folder: str | os.PathLike, *, step: int | None = None) -> HostT
 class Checkpoints:
     """The writer of one folder, in each process of one run. One run at a time: the workdir's lock sees to it.
 
-    Keeps the `keep` newest and the `keep_best` with the highest score. Does not cover typed PRNG keys (save their
-    data).
+    Keeps the `keep` newest and the `keep_best` with the highest score, and besides them those whose manifest cannot be
+    read. Does not cover typed PRNG keys (save their data).
     """
 
     def __init__(self, folder: str | os.PathLike, *, keep: int = 2, keep_best: int = 1, hosts: Hosts = ALONE):
@@ -126,6 +129,7 @@ class Checkpoints:
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._unreadable: set[int] = set()  # steps that were told of in the log
 
     def save(self, step: int, device: PyTree, host: HostTree = None, *, score: float | None = None) -> None:
         """Takes both trees as they are now and writes them in the background; returns before they are durable.
@@ -169,6 +173,8 @@ class Checkpoints:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
+            if isinstance(error, CheckpointError):  # of what follows the commit
+                raise error
             raise CheckpointError(_write_failed(self.folder, error)) from error
 
     def close(self) -> None:
@@ -196,14 +202,25 @@ class Checkpoints:
             (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
             for path in [*files, temporary / "manifest.json", temporary]:
                 _fsync(path)
-            os.rename(temporary, self.folder / f"{manifest['step']:08d}")
-            _fsync(self.folder)
-            self._prune()
+            path = self.folder / f"{manifest['step']:08d}"
+            os.rename(temporary, path)
+            self._clean_up(path)
         except BaseException as err:  # kept for the owner thread, which raises it at the next save or at close
             self._error = err
 
+    def _clean_up(self, path: Path) -> None:
+        """What follows the commit of `path`. Errors: CheckpointError, which says that the checkpoint is there."""
+        try:
+            _fsync(self.folder)
+            self._prune()
+        except Exception as err:
+            raise CheckpointError(
+                f"{path}: the checkpoint was written, but older ones could not be removed "
+                f"({type(err).__name__}: {err}); look at the permissions of this folder and at its disk"
+            ) from err
+
     def _prune(self) -> None:
-        found = _manifests(self.folder)
+        found = self._readable()
         scored = sorted((m["score"], step) for step, m in found if m["score"] is not None)
         newest = [step for step, _ in found][-self.keep :]
         best = [step for _, step in scored[max(0, len(scored) - self.keep_best) :]]
@@ -214,6 +231,18 @@ class Checkpoints:
                 doomed = self.folder / f"tmp-pruned-{step:08d}"
                 os.rename(self.folder / f"{step:08d}", doomed)
                 shutil.rmtree(doomed)
+
+    def _readable(self) -> list[tuple[int, dict[str, Any]]]:
+        """Steps and manifests. An old checkpoint that is damaged is no reason to end the run that writes new ones."""
+        found = []
+        for step in steps(self.folder):
+            try:
+                found.append((step, _manifest(self.folder / f"{step:08d}")))
+            except CheckpointError as err:
+                if step not in self._unreadable:
+                    logging.warning("%s; it is left as it is", err)
+                self._unreadable.add(step)
+        return found
 
 
 def _named(tree: PyTree) -> dict[str, Any]:
@@ -238,6 +267,9 @@ def _manifest(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path}: got checkpoint format {manifest['format']}, want 1; use the version that wrote it"
             )
+        missing = [name for name in ("step", "score", "leaves", "files") if name not in manifest]
+        if missing:
+            raise CheckpointError(f"{path}: manifest.json has no {missing}; {_REMEDY}")
         return manifest
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as err:
         raise CheckpointError(f"{path}: no readable manifest.json ({type(err).__name__}); {_REMEDY}") from err

@@ -167,30 +167,45 @@ class Process:
         raise self._lost()
 
     def _read(self) -> None:
-        """Hand out answers until there are no more; then say how the process ended."""
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                message = self._connection.recv_bytes()
-                number, _, _ = HEAD.unpack_from(message)
-                body, waiter = message[HEAD.size :], self._waiting.pop(number, None)
-                if number == _READY:
-                    self._begun(body)
-                elif waiter is not None:  # else it came too late
-                    waiter.body = body
-                    waiter.came.release()
+        """Hand out answers until there are no more; then say how the process ended. It comes to that whatever the other
+        side sends: a process that nobody reads, and that has not `ended`, would hold its place for ever.
+        """
+        try:
+            self._hand_out()
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # the world's own code can write to any descriptor of its process
+            self.kill(f"it sent what is no answer: {type(error).__name__}: {error}")
+        finally:
+            how = self._reaped()
+            self.ended = how + self._killed
+            with self._sending:  # nobody writes to a number that may be another file's by then
+                self._connection.close()
+                self._socket.close()
+            while self._waiting:
+                _, waiter = self._waiting.popitem()
+                waiter.came.release()
+
+    def _hand_out(self) -> None:
+        """Errors: EOFError and OSError where there is nothing more; others for what is no answer."""
+        while True:
+            message = self._connection.recv_bytes()
+            number, _, _ = HEAD.unpack_from(message)
+            body, waiter = message[HEAD.size :], self._waiting.pop(number, None)
+            if number == _READY:
+                self._begun(body)
+            elif waiter is not None:  # else it came too late
+                waiter.body = body
+                waiter.came.release()
+
+    def _reaped(self) -> str:
+        """How the process ended, which it has when this returns."""
         try:
             code = self._popen.wait(_REAP_S)
         except subprocess.TimeoutExpired:
             self.kill("it closed its socket")
             code = self._popen.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self.ended = how + self._killed
-        with self._sending:  # nobody writes to a number that may be another file's by then
-            self._connection.close()
-            self._socket.close()
-        while self._waiting:
-            _, waiter = self._waiting.popitem()
-            waiter.came.release()
+        return f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
     def _begun(self, body: bytes) -> None:
         try:
@@ -199,3 +214,10 @@ class Process:
             self.why_not = error
         else:
             self.ready = True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of the real-time signals only the first and the last have names
+        return f"signal {number}"

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,8 +26,9 @@ _LOOK_S = 0.2  # for the end of the run, while a world is made again
 
 
 class CallLimit:
-    """At most `most` calls of a world at once, over all threads and pools that share it; and no episode begins before
-    the world is there: `ready(seconds)` waits so long at most, and says whether it is (None: it always is).
+    """At most `most` calls of a world at once, over all threads and pools that share it, first come, first served; and
+    no episode begins before the world is there: `ready(seconds)` waits so long at most, and says whether it is (None:
+    it always is).
 
     `clock` is monotonic seconds less those that this thread has waited here: what a world's calls are timed by.
     """
@@ -35,7 +37,8 @@ class CallLimit:
         if most < 1:
             raise ValueError(f"CallLimit: got {most=}, want at least 1")
         self._most, self._holders, self._refused, self._ready = most, set(), set(), ready
-        self._changed = threading.Condition()
+        self._line: deque[tuple[Any, threading.Event]] = deque()  # who waits, and what tells them that they may go on
+        self._lock = threading.Lock()  # guards all above
         self._own = threading.local()
 
     @contextlib.contextmanager
@@ -58,23 +61,41 @@ class CallLimit:
 
     def refuse(self, holders: Iterable[Any]) -> None:
         """No turn for these any more; one whose call has not ended holds nobody up."""
-        with self._changed:
+        with self._lock:
             self._refused.update(holders)
             self._holders -= self._refused
-            self._changed.notify_all()
+            line, self._line = self._line, deque()
+            for holder, goes_on in line:
+                if holder in self._refused:
+                    goes_on.set()
+                else:
+                    self._line.append((holder, goes_on))
+            self._hand_over()
 
     def _take(self, holder: Any) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)
+        goes_on = threading.Event()
+        with self._lock:
             if holder in self._refused:
-                self._changed.notify()  # this waking was perhaps another's
+                goes_on.set()
+            else:
+                self._line.append((holder, goes_on))
+                self._hand_over()
+        goes_on.wait()
+        with self._lock:
+            if holder in self._refused:
                 raise EnvError("the call was given up before its turn came")
-            self._holders.add(holder)
 
     def _give_back(self, holder: Any) -> None:
-        with self._changed:
+        with self._lock:
             self._holders.discard(holder)
-            self._changed.notify()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Under the lock. The turn is theirs before they wake: who calls again at once would always be there first."""
+        while self._line and len(self._holders) < self._most:
+            holder, goes_on = self._line.popleft()
+            self._holders.add(holder)
+            goes_on.set()
 
     def clock(self) -> float:
         return time.monotonic() - self._waited_s()

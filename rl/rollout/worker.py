@@ -2,7 +2,8 @@
 
 A limit is failure: `facts["success"]` is False. A turn cut by `max_turn_tokens` is handed to the world as it is
 (malformed, so the world says so); an episode whose row is full, or whose next observation leaves no room for a token,
-ends as TOKEN_LIMIT. Past `max_seconds` of the world's clock it ends as TIME_LIMIT.
+ends as TOKEN_LIMIT; what is longer than any row is not even encoded. Past `max_seconds` of the world's clock it ends as
+TIME_LIMIT.
 
 A failed world is typed data: one that raises, answers something else than a Step, or answers later than
 `call_deadline_s` ends its episode as ENV_ERROR; `facts` then have what `failure_facts` says. A call that *never*
@@ -93,7 +94,10 @@ def run_episode(
     try:
         first, spent_s = _call("reset", env.reset, task, call_deadline_s, clock)
         seen = guarded("reset's answer", _observed, first).text
-        talk = Talk(codec, _messages(task, seen), env.spec.tools)
+        messages = _messages(task, seen)
+        if _fit_in_no_row(codec, messages, max_tokens):
+            return ended(Status.TOKEN_LIMIT)
+        talk = Talk(codec, messages, env.spec.tools)
         new_ids = talk.start()
         for index in itertools.count():
             asked = min(max_turn_tokens, max_tokens - len(record) - len(new_ids))
@@ -120,7 +124,10 @@ def run_episode(
                 return ended(Status.GAVE_UP if gave_up else Status.DONE)
             if index + 1 >= env.spec.max_turns:
                 return ended(Status.TURN_LIMIT)
-            new_ids, breaks = talk.answer(turn.ids, [Message(role, step.observation.text)])
+            answers = [Message(role, step.observation.text)]
+            if _fit_in_no_row(codec, answers, max_tokens):
+                return ended(Status.TOKEN_LIMIT)
+            new_ids, breaks = talk.answer(turn.ids, answers)
             so_far = partial(played, Status.ABANDONED, {}), partial(_goes_on, record, new_ids, breaks)
             if verdict.ends(seen, text, *so_far, spent_s=spent_s):
                 return ended(Status.ABANDONED)
@@ -245,6 +252,11 @@ class Record:
 def _goes_on(record: Record, new_ids: Sequence[int], breaks: bool) -> list[int]:
     """All that the policy has before its next turn."""
     return [*(() if breaks else record.tokens), *new_ids]
+
+
+def _fit_in_no_row(codec: Codec, messages: Sequence[Message], max_tokens: int) -> bool:
+    """Whether what others than the policy say fills a row of its own, by its length: a template keeps all of it."""
+    return sum(codec.fewest_ids(message.content) for message in messages if message.role != "assistant") >= max_tokens
 
 
 def _messages(task: Task, first: str) -> tuple[Message, ...]:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from types import MappingProxyType
 
 from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task, World
@@ -32,6 +33,16 @@ def segfault():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def unnamed_signal():
+    os.kill(os.getpid(), signal.SIGRTMIN + 1)
+
+
+def short_frame():
+    """Into the socket by which its process answers (envs/fleet/process.py); then nothing more comes."""
+    Connection(os.dup(int(sys.argv[1]))).send_bytes(b"no")
+    time.sleep(3600)
+
+
 def raise_error():
     raise RuntimeError("boom")
 
@@ -56,6 +67,8 @@ def hold_interpreter():
 FAULTS = {
     "exit": exit_code,
     "segfault": segfault,
+    "unnamed": unnamed_signal,
+    "frame": short_frame,
     "raise": raise_error,
     "env_error": raise_env_error,
     "full": raise_full_disk,

@@ -161,7 +161,15 @@ def test_snapshots_cross_between_processes(fleet):
     one.close(), other.close()
 
 
-@pytest.mark.parametrize(("fault", "how"), [("exit", "ended with exit code 7"), ("segfault", "ended by SIGSEGV")])
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        ("exit", "ended with exit code 7"),
+        ("segfault", "ended by SIGSEGV"),
+        ("unnamed", "ended by signal "),  # a number without a name
+        ("frame", "ended by SIGKILL (it sent what is no answer: error: "),
+    ],
+)
 def test_a_process_that_dies_says_how_and_its_place_is_filled(fault, how, caplog):
     fleet = breaking_fleet(2)
     try:

@@ -149,8 +149,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_concurrency.py::test_never_more_calls_at_once_than_the_world_bears",
         "rl/rollout/concurrency.py",
-        "self._changed.wait_for(lambda: holder in self._refused or len(self._holders) < self._most)",
-        "self._changed.wait_for(lambda: True)",
+        "while self._line and len(self._holders) < self._most:",
+        "while self._line:",
     ),
     Mutant(
         "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
@@ -2630,6 +2630,84 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/worlds.py",
         "fleet.ready), fleet.stats)",
         "fleet.ready))",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/process.py",
+        "except Exception as error:  # the world's own code can write to any descriptor of its process",
+        "except OSError as error:",
+    ),
+    Mutant(
+        "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",
+        "envs/fleet/process.py",
+        "except ValueError:  # of the real-time signals only the first and the last have names",
+        "except KeyError:",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_an_old_checkpoint_that_is_damaged_stops_no_save",
+        "rl/checkpoint.py",
+        "found = self._readable()",
+        "found = _manifests(self.folder)",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_what_fails_after_the_commit_does_not_say_that_nothing_was_written",
+        "rl/checkpoint.py",
+        "if isinstance(error, CheckpointError):  # of what follows the commit",
+        "if False:",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_only_folders_are_checkpoints_and_a_manifest_is_whole",
+        "rl/checkpoint.py",
+        "if p.name.isdecimal() and p.is_dir())",
+        "if p.name.isdecimal())",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_turns_are_handed_over_first_come_first_served",
+        "rl/rollout/concurrency.py",
+        "holder, goes_on = self._line.popleft()",
+        "holder, goes_on = self._line.pop()",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_turns_are_handed_over_first_come_first_served",
+        "rl/rollout/concurrency.py",
+        "self._line.append((holder, goes_on))\n                self._hand_over()",
+        "self._line.appendleft((holder, goes_on))\n                self._hand_over()",
+    ),
+    Mutant(
+        "tests/rl/test_worker.py::test_what_is_longer_than_a_row_is_not_encoded",
+        "rl/rollout/worker.py",
+        "if _fit_in_no_row(codec, answers, max_tokens):",
+        "if False:",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_a_text_has_no_fewer_ids_than_its_length_says",
+        "models/codec.py",
+        'model, composed = spec["model"], {None: 1, "NFC": 4}.get((spec["normalizer"] or {}).get("type"))',
+        'model, composed = spec["model"], {None: 1, "NFC": 1}.get((spec["normalizer"] or {}).get("type"))',
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_a_text_has_no_fewer_ids_than_its_length_says",
+        "models/codec.py",
+        "return math.ceil(len(text.strip()) / self._characters_of_an_id)  # a template may strip it",
+        "return math.ceil(len(text) / self._characters_of_an_id)",
+    ),
+    Mutant(
+        "tests/models/test_codec.py::test_a_tokenizer_of_another_kind_says_nothing_by_length",
+        "models/codec.py",
+        'whole = whole and not any(each.get("behavior") == "Removed" for each in cuts)',
+        "whole = bool(whole)",
+    ),
+    Mutant(
+        "tests/launch/test_runs.py::test_after_the_first_signal_either_kills",
+        "launch/runs.py",
+        "for number in numbers:\n            signal.signal(number, signal.SIG_DFL)",
+        "signal.signal(_[0], signal.SIG_DFL)",
+    ),
+    Mutant(
+        "tests/launch/test_runs.py::test_who_stopped_before_the_first_step_saved_nothing",
+        "launch/runs.py",
+        'saved_what = "the checkpoint is written" if progress.step else "nothing was there to save"',
+        'saved_what = "the checkpoint is written"',
     ),
 )
 

@@ -63,6 +63,52 @@ def test_a_tokenizer_that_is_not_byte_level_has_no_bytes():
         Codec(tokenizer).id_bytes()
 
 
+# ---- how many ids a text has at the least
+
+
+@pytest.fixture(scope="module")
+def composing():
+    """The codec of a tokenizer that composes characters, and whose longest entries are of one with three marks."""
+    from tokenizers import normalizers
+
+    tokenizer = ct.make_tokenizer(ct.QWEN25, QWEN_TOKENS, ct.QWEN)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    return Codec(tokenizer.train_new_from_iterator(["\u1f82" * 8] * 20, 270))
+
+
+@pytest.mark.parametrize("name", ["own", "qwen", "llama", "composing"])
+def test_a_text_has_no_fewer_ids_than_its_length_says(codecs, composing, name):
+    codec, rng = {**codecs, "composing": composing}[name], np.random.default_rng(0)
+    # of characters that are written in one to four bytes, are composed, stripped, or none
+    characters = [*"ab \n\t<|'9", "é", "e\u0301", "日", "🙂", "\u1f82", "\u03b1\u0313\u0300\u0345", "\ud83d"]
+    random = ["".join(rng.choice(characters, 40)) for _ in range(200)]
+    entries = [piece for piece in map(codec._plain.id_to_token, range(codec.vocab_size)) if piece]
+    longest = max(map(len, entries))
+    repeated = [codec._plain.decode([codec._plain.token_to_id(entry)]) * 50 for entry in entries if len(entry) > 3]
+    for text in [*random, *repeated, "", " " * 99, "\u03b1\u0313\u0300\u0345" * 99]:
+        ids = codec._plain.encode(text.strip().encode("utf-8", "replace").decode(), add_special_tokens=False).ids
+        assert codec.fewest_ids(text) <= len(ids)
+        assert codec.fewest_ids(text) <= len(codec.start([Message("user", text)]))
+    most = longest * (4 if name == "composing" else 1)
+    assert [codec.fewest_ids("x" * (5 * most + more)) for more in (0, 1)] == [5, 6]
+
+
+def test_a_tokenizer_of_another_kind_says_nothing_by_length():
+    from tokenizers import normalizers, pre_tokenizers
+
+    def codec(**parts):
+        tokenizer = ct.make_tokenizer(ct.QWEN25, QWEN_TOKENS, ct.QWEN)
+        for name, part in parts.items():
+            setattr(tokenizer.backend_tokenizer, name, part)
+        return Codec(tokenizer)
+
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.Split(" ", behavior="removed")
+    assert codec().fewest_ids("x" * 9999) > 0
+    assert codec(pre_tokenizer=pre_tokenizers.Sequence([words, level])).fewest_ids("x" * 9999) == 0
+    assert codec(normalizer=normalizers.NFKC()).fewest_ids("x" * 9999) == 0
+
+
 # ---- C2: turn by turn == one render of the whole conversation
 
 

@@ -1,5 +1,6 @@
 """Law: what is restored is what was saved, both trees of one step; whatever stops a save leaves the one before."""
 
+import json
 import os
 import resource
 import signal
@@ -162,6 +163,50 @@ def test_a_failed_save_is_raised_at_the_next_and_at_close(tmp_path, monkeypatch,
         assert list(tmp_path.glob("tmp-*")) == []
         saver.save(2, {"x": jnp.float32(2)})
     assert checkpoint.steps(tmp_path) == [1, 2]
+
+
+def test_an_old_checkpoint_that_is_damaged_stops_no_save(tmp_path, caplog):
+    """It is left as it is, told of once, and counts neither as one of the newest nor as the best."""
+    with Checkpoints(tmp_path, keep=2) as saver:
+        saver.save(1, {"x": jnp.float32(1)}, score=0.9)
+        saver.wait()
+        (tmp_path / "00000001" / "manifest.json").write_text("{")
+        for step in (2, 3, 4, 5):
+            saver.save(step, {"x": jnp.float32(step)}, score=0.1 * step)
+    assert checkpoint.steps(tmp_path) == [1, 4, 5]
+    told = [record.getMessage() for record in caplog.records if "00000001" in record.getMessage()]
+    assert len(told) == 1 and "no readable manifest.json" in told[0] and "left as it is" in told[0]
+    assert float(checkpoint.restore(tmp_path, checkpoint.abstract({"x": jnp.float32(0)})).device["x"]) == 5
+
+
+def test_what_fails_after_the_commit_does_not_say_that_nothing_was_written(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    saver = Checkpoints(tmp_path, keep=1, keep_best=0)
+    saver.save(1, {"x": jnp.float32(1)})
+    saver.wait()
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", fail)
+    saver.save(2, {"x": jnp.float32(2)})
+    with pytest.raises(
+        CheckpointError, match="00000002: the checkpoint was written, but .*Permission denied"
+    ) as raised:
+        saver.close()
+    assert "not written" not in str(raised.value) and checkpoint.steps(tmp_path) == [2]
+
+
+def test_only_folders_are_checkpoints_and_a_manifest_is_whole(tmp_path):
+    with Checkpoints(tmp_path) as saver:
+        saver.save(1, {"x": jnp.float32(1)})
+    (tmp_path / "7").write_text("a note")
+    target = checkpoint.abstract({"x": jnp.float32(0)})
+    assert checkpoint.steps(tmp_path) == [1] and checkpoint.restore(tmp_path, target).step == 1
+    manifest = tmp_path / "00000001" / "manifest.json"
+    whole = json.loads(manifest.read_text())
+    for name in ("step", "score", "leaves", "files"):
+        manifest.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
+        with pytest.raises(CheckpointError, match=f"manifest.json has no \\['{name}'\\]; the checkpoint is damaged"):
+            checkpoint.restore(tmp_path, target)
 
 
 _WRITER = """

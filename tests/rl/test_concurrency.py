@@ -1,5 +1,6 @@
 """How much goes on at once: never more calls of a world than it bears, and as many episodes as keep the lanes busy."""
 
+import contextlib
 import math
 import random
 import threading
@@ -216,6 +217,46 @@ def test_who_waits_hears_of_the_end():
         pass
     with pytest.raises(ValueError, match="got most=0"):
         CallLimit(0)
+
+
+def test_turns_are_handed_over_first_come_first_served():
+    """Whoever gives a turn back and asks again at once comes after all that wait; who is refused leaves the line."""
+    calls, order, threads = CallLimit(1), [], []
+
+    def ask(name):
+        with contextlib.suppress(EnvError), calls.turn(name):
+            order.append(name)
+
+    with calls.turn("again"):
+        for name in "abcd":
+            threads.append(threading.Thread(target=ask, args=(name,), daemon=True))
+            threads[-1].start()
+            end = time.monotonic() + 10
+            while len(calls._line) < len(threads):
+                assert time.monotonic() < end, "it does not wait"
+                time.sleep(0.001)
+        calls.refuse(["b"])
+    ask("again")
+    for thread in threads:
+        thread.join(10)
+    assert order == ["a", "c", "d", "again"] and not calls._holders and not calls._line
+
+
+def test_the_turns_of_those_who_never_come_back_are_handed_over_when_they_are_refused():
+    calls, went = CallLimit(2), []
+
+    def ask(name):
+        with calls.turn(name):
+            went.append(name)
+
+    calls._take("hangs"), calls._take("hangs too")
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    calls.refuse(["hangs", "hangs too"])
+    for thread in threads:
+        thread.join(10)
+    assert sorted(went) == ["a", "b"] and not calls._holders
 
 
 def test_the_pool_begins_no_episode_over_the_limit():

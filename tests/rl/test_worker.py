@@ -35,6 +35,9 @@ class ByteCodec:
     def encode_action(self, text):
         return list(map(ord, text))
 
+    def fewest_ids(self, text):
+        return len(text)
+
 
 class Script:
     """A session that samples given texts, `$` the end of turn, and keeps the engine's contract on limits and stops."""
@@ -199,6 +202,25 @@ def test_status(env, session, options, status, actions):
     assert all(len(row.tokens) <= options.get("max_tokens", 200) for row in trajectory.rows)
     assert trajectory.facts["success"] is False
     assert ("error" in trajectory.facts) == (status is Status.ENV_ERROR)
+
+
+@pytest.mark.parametrize("length", [199, 200])
+def test_what_is_longer_than_a_row_is_not_encoded(length):
+    class Reader(ByteCodec):
+        def start(self, messages, tools=()):
+            assert all(len(m.content) < 200 for m in messages)
+            return super().start(messages, tools)
+
+        def extend_by(self, sampled, messages, before=(), tools=()):
+            assert all(len(m.content) < 200 for m in messages)
+            return super().extend_by(sampled, messages, before, tools)
+
+    how = {"ticket": 0, "member": 0, "max_turn_tokens": 20, "max_tokens": 200, "call_deadline_s": 5.0}
+    trajectory = run_episode(Env(step("x" * length, f1=0.5)), TASK, Reader(), Script("a$"), **how)
+    assert trajectory.status is Status.TOKEN_LIMIT and trajectory.facts == {"success": False, "f1": 0.5}
+    assert text_of(trajectory.rows[0]) == "q##a#"
+    trajectory = run_episode(Env(first="x" * length), TASK, Reader(), Script(), **how)
+    assert trajectory.status is Status.TOKEN_LIMIT and trajectory.rows == ()
 
 
 def test_turn_cut_by_its_own_limit_is_handed_to_the_world():

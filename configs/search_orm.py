@@ -11,9 +11,10 @@ Run:    python -m launch.sft --config=configs/search_orm.py --workdir=runs/searc
         (A run of launch.train or launch.rft has episodes too: --episodes=THAT_RUN. The model alone as the outcome, as
         in WebRL: --config.reward.leader=orm --config.reward.terms.success=0 --config.reward.terms.orm=1
         --config.reward.options.orm.threshold=0.5)
-Cost:   not measured alone yet.
+Cost:   of a sweep, on one busy core: 3 minutes for episodes and reward model, 3 for 20 steps of RL.
 Expect: held-out AUC of the reward model .98, accuracy .95 (a constant: .88), of 1,280 episodes by a warm start of 400
-        steps, 200 steps of its own (one run, 28 held-out tasks, commit 64d16a2; LOG.md). RL with it: not measured yet.
+        steps, 200 steps of its own (one run, 28 held-out tasks, commit 64d16a2; LOG.md). RL with it, after 20 steps:
+        held-out sampled success .31 ± .03 → .70 ± .02, the outcome alone .72 ± .02 (3 seeds; configs/sweeps/orm.py).
 """
 
 from configs import quickstart

@@ -8,8 +8,10 @@ Run:    python -m launch.sft --config=configs/quickstart.py --workdir=runs/quick
         python -m launch.ttrl --config=configs/ttrl_search.py --workdir=runs/ttrl_search --init=runs/quickstart/sft
         python -m launch.ttrl --config=configs/ttrl_search.py --workdir=runs/ttrl_search_each --per_query \\
             --init=runs/quickstart/sft
-Cost:   not measured yet.
-Expect: not measured yet.
+Cost:   4 to 5 minutes for 20 steps on one busy core; with --per_query 15 s a query.
+Expect: not from this warm start: the majority is wrong in two of three, and that is learnt (20 of its 40 steps: adapted
+        sampled .26 → .24, greedy .63 → .30; 3 seeds, configs/sweeps/ttrl.py). After RL on other tasks: .72 → .77,
+        maj@16 before .80. One query at a time, from there: avg@16 .65 → .58 (8 queries, 1 seed; LOG.md).
 """
 
 from configs import quickstart

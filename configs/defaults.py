@@ -246,9 +246,8 @@ def defaults() -> ml_collections.ConfigDict:
     c.alarms.unsupported_rise = 0.1  # of answers in no passage shown, while success rises
 
     c.eval = ml_collections.ConfigDict()
-    c.eval.split = (
-        "validation"  # hyper-parameters and keep-best; the test split is for quickstart and sweep, before and after
-    )
+    # Of hyper-parameters and keep-best; quickstart and sweep read the test split, before and after.
+    c.eval.split = "validation"
     c.eval.every = 20  # RL steps
     c.eval.n = 128
     c.eval.final_n = 256

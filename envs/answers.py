@@ -17,6 +17,7 @@ _SIGNS = str.maketrans({"\u266f": "#", "\u266d": "b"})  # C♯, B♭
 _MINUS = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens and dashes that people type for a minus sign
 
 
+_NAMED = re.compile(r"[^\W_]")
 _SHORT = re.compile(r"(?<!\w)\w{0,2}[^\W\d_]$")  # a grade, a blood group, an ion
 
 
@@ -51,18 +52,35 @@ def _kept_punctuation(text: str, i: int) -> str:
         return "-"  # 1e-5
     if char == "," and before and re.match(r"\d{3}(?!\d)", text[i + 1 :]):
         return ""  # thousands
-    if char in "+#" and (text[i - 1 : i].isalnum() or text[i - 1 : i] == "+") and not text[i + 1 : i + 2].isalnum():
-        return char  # C++, C#, A+
-    if char in "-\u2212" and not text[i + 1 : i + 2].strip() and _SHORT.search(text[max(i - 4, 0) : i]):
+    if char in "+#" and (text[i - 1 : i].isalnum() or text[i - 1 : i] == "+") and not after:
+        if char == "#" or not text[i + 1 : i + 2].isalnum():
+            return char  # C++, C#, A+
+    if char in "-\u2212" and _SHORT.search(text[max(i - 4, 0) : i]) and not _NAMED.search(text, i + 1):
         return "-"  # A-, Cl-
-    if _is_relation(char) and not (char == "+" and after and not text[i - 1 : i].isalnum()):  # "+5" is 5
+    if _is_relation(char) and _relates(text, i):
         return f" {char} "  # x+1, <5, √2
     return " " if before and after else ""  # "5-10" and "12:30" keep their parts apart
 
 
 def _is_relation(char: str) -> bool:
-    """Whether a symbol says something by itself: what mathematics writes, but for arrows and marks of prose."""
-    return unicodedata.category(char) == "Sm" and char not in "|~\u2044" and not "\u2190" <= char <= "\u21ff"
+    """Whether a symbol says something by itself: what mathematics writes, but for arrows, marks of prose and products,
+    which are written in many ways.
+    """
+    return (
+        unicodedata.category(char) == "Sm" and char not in "|~\u2044\u00d7\u00f7" and not "\u2190" <= char <= "\u21ff"
+    )
+
+
+def _relates(text: str, i: int) -> bool:
+    """Whether the symbol `text[i]` stands before something, and where it is of two sides behind something, too: "+5"
+    and "= 5" are 5, and so is "-> 5"; ">5" is not.
+    """
+    char, follows = text[i], text[i + 1 :].lstrip()
+    if not _NAMED.search(text, i + 1) or text[i - 1 : i] in ("-", "="):  # the head of an arrow
+        return False
+    if char == ">":  # a mark of quotation, where no number follows
+        return bool(_NAMED.search(text[:i])) or bool(follows) and not follows[0].isalpha()
+    return char not in "+=" or bool(_NAMED.search(text[:i]))
 
 
 @functools.lru_cache(maxsize=8192)  # golds and passages come again and again
@@ -79,14 +97,16 @@ def normalize(text: str) -> str:
 
     NFKC and case folding; punctuation and symbols dropped, but kept where they carry a number's or a name's meaning
     (decimal point, sign, C++); between two digits a mark becomes a space; thousands commas dropped; a / an / the
-    dropped where another word follows, so that "Vitamin A" and "A" survive. Text that consists of marks alone is kept
+    dropped where another word follows, so that "Vitamin A" and "A" survive; a relation or an operator between or before
+    words (+, =, <, \u221a) is a word. Text that consists of marks alone is kept
     as it is. Never empty unless `text` is blank. After SQuAD's evaluation script (1606.05250) as used by Search-R1
     (2503.09516).
     """
     words = _words(text)
     if not words:
         return " ".join(_compatible(text).split())
-    return " ".join(w for i, w in enumerate(words) if w not in _ARTICLES or i == len(words) - 1)
+    then = [*words[1:], ""]
+    return " ".join(w for w, after in zip(words, then, strict=True) if w not in _ARTICLES or not _NAMED.search(after))
 
 
 def _golds(golds: Sequence[str]) -> list[str]:

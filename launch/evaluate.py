@@ -51,7 +51,7 @@ def of_run(
     with (
         build.serving(plan, model, params, 0, world, codec) as (engine, training),
         build.evaluating(plan, engine, training, world, codec) as pool,
-        EpisodeLog(workdir, folder=f"episodes_{split}", afresh=True) as log,
+        EpisodeLog(workdir, folder=f"episodes_{split}", first_step=len(samplings)) as log,
     ):
         summaries = {}
         for i, (name, sampling) in enumerate(samplings.items()):

@@ -214,6 +214,10 @@ def _check_abandon(plan: "Plan") -> None:
     )
     for wrong, message in (
         (a.value_after < 1, f"rollout.abandon.value_after={a.value_after}: a critic begins at 0; wanted at least 1"),
+        (
+            a.value_after >= plan.rl.steps // plan.rl.minibatches,
+            f"rollout.abandon.value_after={a.value_after}: the run ends before; wanted fewer batches than it has",
+        ),
         (plan.rl.value_coef == 0, "rl.value_coef=0: the critic is never trained; raise it"),
         (
             plan.credit.discount < 1,
@@ -344,11 +348,12 @@ def _check_kl(plan: "Plan") -> None:
         f"rl.ref_every={rl.ref_every} with lora.rank={plan.lora and plan.lora.rank}: the reference of adapters is "
         "their base, which stays; set either to 0",
     )
-    episodes = rl.groups_per_batch * rl.group_size / rl.minibatches
+    groups = 1 if plan.ttrl.per_query else rl.groups_per_batch
+    least = 0.2 * groups * rl.group_size / rl.minibatches  # rl.losses.kl.MOST_ERROR of an update's episodes
     refuse(
-        rl.kl_target > 0 and rl.kl_horizon < episodes,
-        f"rl.kl_horizon={rl.kl_horizon:g}: fewer episodes than one update has, {episodes:g}: the coefficient would "
-        "overshoot, below 0 in the end; raise it (it counts episodes, not batches)",
+        rl.kl_target > 0 and rl.kl_horizon <= least,
+        f"rl.kl_horizon={rl.kl_horizon:g}: one update can take all of the coefficient, or more, where it is not above "
+        f"{least:g}, a fifth of the update's episodes; raise it (it counts episodes, not batches)",
     )
     if rl.kl_in != "reward":
         return

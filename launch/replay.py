@@ -53,7 +53,7 @@ def read(plan: Plan, workdirs: Sequence[Path], kept: Path) -> "Replay":
     """
     from launch import build
     from rl.replay import Replay
-    from rl.types import Status
+    from rl.rewards.outcome import ENDED
 
     check_tokenizers(workdirs, kept)
     stored, n = Replay(workdirs, plan.rl.group_size), plan.rl.groups_per_batch
@@ -66,7 +66,7 @@ def read(plan: Plan, workdirs: Sequence[Path], kept: Path) -> "Replay":
         if got > room:
             raise ValueError(f"--replay: the stored episodes need batch.{name}={got}, got {room}; raise it")
     for term in build.build_terms(plan):
-        for t in (t for group in stored.groups for t in group if t.status is Status.DONE):
+        for t in (t for group in stored.groups for t in group if t.status in ENDED):
             if absent := sorted({*term.reads} - t.facts.keys()):
                 raise ValueError(
                     f"reward.terms.{term.name}: reads {absent}, which the stored episode of task {t.task_id} does not "

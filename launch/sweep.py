@@ -264,18 +264,21 @@ def run(sweep: Mapping[str, Any], name: str, workdir: Path, warm_root: Path, see
     """Every arm of every seed that has no result yet; the lines are in results/ when each is done."""
     for seed in seeds:
         warm, given = prepared(sweep, seed, warm_root)
+        measure = {name: load_config(path, {}, seed).to_dict() for name, path in sweep["measure"].items()}
         for arm in sweep["arms"]:
             print(f"== seed {seed}: {arm}", flush=True)
             folder = workdir / arm / f"seed{seed}"
             config = arm_digest(sweep, arm, seed, given)
             stages = [step.get("stage", "train") for step in steps_of(sweep["arms"][arm])]
-            same = warm / f"arm_{_digest([config, stages, sweep['measure']])}.json"  # in whatever sweep it was run
+            same = warm / f"arm_{_digest([config, stages, measure])}.json"  # in whatever sweep it was run
+            if same.exists() and not (folder / "result.json").exists():
+                print(f"the same as an arm of another sweep, which is taken: {same}", flush=True)
             run_once = partial(_kept, same, partial(run_arm, sweep, arm, seed, folder, warm, given))
             line = _kept(folder / "result.json", run_once) | {"arm": arm}
             if line["config"] != config:
                 raise cli.ConfigError(f"{folder}: holds the result of another config; give another --workdir")
             if "before" not in line:
-                file = warm / f"measured_{_digest(sweep['measure'])}.json"
+                file = warm / f"measured_{_digest(measure)}.json"
                 line |= {"before": _kept(file, partial(measured, sweep, warm, seed))}
             add_line(report.RESULTS / f"{report.SWEEP}{name}.jsonl", line)
 

@@ -63,7 +63,9 @@ def steps(folder: str | os.PathLike) -> list[int]:
 
 
 def best_step(folder: str | os.PathLike) -> int | None:
-    """The committed step with the highest score (the newest of equals); None where no checkpoint has a score."""
+    """The committed step with the highest score (the newest of equals); None where no checkpoint has a score. Errors
+    (CheckpointError): one that cannot be read, for it may be the best.
+    """
     scored = [(manifest["score"], step) for step, manifest in _manifests(Path(folder)) if manifest["score"] is not None]
     return max(scored)[1] if scored else None
 

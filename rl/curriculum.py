@@ -23,7 +23,7 @@ from jaxtyping import Int
 from envs.answers import escape_tags
 from envs.base import Message, Task
 from rl.rewards.compose import reward
-from rl.rewards.outcome import success
+from rl.rewards.outcome import is_unlabelled, success
 from rl.task_samplers import Outcome, Sampler, State
 from rl.types import Status, Trajectory
 
@@ -179,8 +179,7 @@ def outcome(ticket: int, index: int, trajectories: Sequence[Trajectory]) -> Outc
     rewards = [own if math.isfinite(own := reward(t)) else 0.0 for t in judged]
     mean = math.fsum(rewards) / len(rewards)
     solved = [
-        success(t) if "success" in t.facts or t.status is not Status.DONE else min(1.0, max(0.0, own))
-        for t, own in zip(judged, rewards, strict=True)
+        min(1.0, max(0.0, own)) if is_unlabelled(t) else success(t) for t, own in zip(judged, rewards, strict=True)
     ]
     spread = math.fsum(abs(own - mean) for own in rewards) / len(rewards)
     return Outcome(ticket, index, len(judged), math.fsum(solved) / len(solved), mean, spread)

@@ -23,7 +23,6 @@ class EpisodeLog:
     `process` is this one's number among those of the run. A run that resumes passes `first_step`, the first step it
     will write: what is there of later steps is dropped, of every process. It is of another history, which may have come
     further, with more processes.
-    With `afresh` nothing of what is there stays.
     Does not cover: two runs that write one folder (the workdir's lock sees to it).
     """
 
@@ -34,7 +33,6 @@ class EpisodeLog:
         folder: str = "episodes",
         process: int = 0,
         first_step: int | None = None,
-        afresh: bool = False,
     ):
         self._folder, self._part = Path(workdir) / folder, f".{process}" if process else ""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +40,7 @@ class EpisodeLog:
             for leftover in self._folder.glob("*.tmp"):  # of one that was killed: unreadable without its footer
                 leftover.unlink()
             for step, path in _files(self._folder):
-                if afresh or (first_step is not None and step >= first_step):
+                if first_step is not None and step >= first_step:
                     path.unlink()
         self._lock = threading.Lock()
         self._writer: ArrayRecordWriter | None = None

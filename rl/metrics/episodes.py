@@ -35,7 +35,7 @@ import numpy as np
 
 from envs.failures import DATA, INFRASTRUCTURE
 from rl.rewards.compose import RewardTerm, reward
-from rl.rewards.outcome import success
+from rl.rewards.outcome import is_unlabelled, success
 from rl.types import Mean, Status, Trajectory
 
 _TOO_LARGE = 1e300  # to be added up; infinite is too
@@ -120,13 +120,9 @@ def describe(trajectory: Trajectory) -> dict[str, float]:
         name: float(value) for name, value in trajectory.facts.items() if isinstance(value, numbers.Real | np.bool_)
     }
     return facts | {
-        "success": math.nan if _is_unlabelled(trajectory) else success(trajectory),
+        "success": math.nan if is_unlabelled(trajectory) else success(trajectory),
         "reward": reward(trajectory),
         # a scripted episode has no rows: who played it says
         "turns": float(len(turns)) if trajectory.rows else float(trajectory.facts.get("turns", 0)),
         "tokens": float(trajectory.n_actions),
     }
-
-
-def _is_unlabelled(trajectory: Trajectory) -> bool:
-    return trajectory.status is Status.DONE and "success" not in trajectory.facts

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from rl.metrics.success import powers_of_2
 from rl.rewards.majority import answer_of, majority_ratio, vote
-from rl.rewards.outcome import success
-from rl.types import Mean, Status, Trajectory
+from rl.rewards.outcome import is_unlabelled, success
+from rl.types import Mean, Trajectory
 
 
 def label_accuracy(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
@@ -55,7 +55,7 @@ def majority_at_k(groups: Sequence[Sequence[Trajectory]]) -> dict[int, float]:
 def judged(group: Sequence[Trajectory]) -> tuple[list[str | None], list[bool] | None]:
     """The answers of a group's scored members, and which are right; None where the world does not say."""
     scored = [t for t in group if t.status.scored]
-    told = all("success" in t.facts or t.status is not Status.DONE for t in scored)
+    told = not any(map(is_unlabelled, scored))
     return [answer_of(t) for t in scored], [success(t) == 1 for t in scored] if told else None
 
 

@@ -2,6 +2,8 @@
 
 What it said is kept on disk by a hash of what it was asked, so that a resumed run and an offline re-score pay nothing
 again and read the same scores. A judge that fails, answers nonsense or has spent its calls gives NaN: not judged.
+Such an episode is not trained on, and a group of which less than two are judged gives its place to the next: a judge
+that stays away ends the run, with the reason, after eight batches' worth of such groups. Want `max_calls` for all.
 Does not cover: an endpoint that sends its answer byte by byte (`timeout_s` is between bytes), images, streaming.
 """
 

@@ -13,6 +13,7 @@ from rl.types import Status, Trajectory
 # Facts that lie in [0, 1]. Any other is a count, and only the experiment knows how far that one goes.
 FRACTIONS = ("success", "exact_match", "f1", "gold_retrieved", "evidence_frac", "score")
 LIMITS = (Status.TURN_LIMIT, Status.TOKEN_LIMIT)
+ENDED = (Status.DONE, Status.GAVE_UP)  # by itself
 
 
 def success_term(weight: float) -> RewardTerm:
@@ -56,8 +57,12 @@ def success(trajectory: Trajectory) -> float:
     """1 if the episode ended by itself and the world reports success, else 0: a limit is a failure. Giving up is an end
     of its own, and right where a world says so, of a task that cannot be done.
     """
-    ended = trajectory.status in (Status.DONE, Status.GAVE_UP)
-    return float(ended and bool(read_fact(trajectory, "success")))
+    return float(trajectory.status in ENDED and bool(read_fact(trajectory, "success")))
+
+
+def is_unlabelled(trajectory: Trajectory) -> bool:
+    """Whether the world does not say if an episode that ended by itself succeeded; any other has failed."""
+    return trajectory.status in ENDED and "success" not in trajectory.facts
 
 
 def fact(name: str) -> Callable[[Trajectory], float]:

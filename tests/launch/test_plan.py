@@ -144,6 +144,7 @@ def test_finite(name):
         ({"rollout/abandoned": "excluded"}, "no rule of rollout.abandon is on"),
         ({**BY_CRITIC, "rollout/abandoned": "failure"}, "the critic would be taught its own verdicts; wanted 'exc"),
         ({**BY_CRITIC, "rollout/abandon/audit_frac": 0.0}, "the critic would be taught its own verdicts; wanted 'exc"),
+        ({**BY_CRITIC, "rollout/abandon/value_after": 100}, "value_after=100: the run ends before; wanted fewer"),
         ({**BY_CRITIC, "rollout/abandon/value_after": 0}, "rollout.abandon.value_after=0: a critic begins at 0"),
         ({**BY_CRITIC, "rl/value_coef": 0.0}, "value_below=0.2 with rl.value_coef=0: the critic is never trained"),
         ({**BY_CRITIC, "credit/discount": 0.95}, "with credit.discount=0.95: what the critic expects then falls"),
@@ -159,8 +160,8 @@ def test_finite(name):
         ({**ALONE, "rl/drop_equal_groups": True}, "rl.drop_equal_groups with rl.group_size=1: the rewards of one"),
         ({**ALONE, "curriculum/name": "plr"}, "curriculum.name='plr' with rl.group_size=1: it goes by the spread"),
         (
-            {"rl/kl_coef": 0.04, "rl/kl_target": 0.05, "rl/kl_horizon": 127.0},
-            "rl.kl_horizon=127: fewer episodes than one update has, 128: the coefficient would overshoot",
+            {"rl/kl_coef": 0.04, "rl/kl_target": 0.05, "rl/kl_horizon": 25.6},
+            "rl.kl_horizon=25.6: one update can take all of the coefficient",
         ),
         (
             {"ttrl/per_query": True, "rl/kl_coef": 0.1, "rl/ref_every": 5},

@@ -25,7 +25,7 @@ def played(tmp_path_factory):
     root = tmp_path_factory.mktemp("replay")
     config = tiny("ppo_decoupled")
     config.rl.ref_every = 1
-    config.rl.kl_coef, config.rl.kl_in, config.rl.kl_target, config.rl.kl_horizon = 0.1, "reward", 1e-3, 16.0
+    config.rl.kl_coef, config.rl.kl_in, config.rl.kl_target, config.rl.kl_horizon = 0.1, "reward", 1e-3, 8.0
     plan = make_plan(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "build_terms", lambda plan, *given: [EVEN])

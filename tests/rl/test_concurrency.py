@@ -253,6 +253,8 @@ def test_the_turns_of_those_who_never_come_back_are_handed_over_when_they_are_re
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in "ab"]
     for thread in threads:
         thread.start()
+    while len(calls._line) < 2:
+        time.sleep(0.001)
     calls.refuse(["hangs", "hangs too"])
     for thread in threads:
         thread.join(10)

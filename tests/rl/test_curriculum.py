@@ -9,6 +9,8 @@ import pytest
 
 from envs.base import Message, Task
 from rl.curriculum import Curriculum, TaskStream, address, admits, fingerprint, outcome, permutation
+from rl.metrics.episodes import episode_means
+from rl.metrics.majority import judged
 from rl.task_samplers import learnability
 from rl.types import Status, Trajectory
 
@@ -90,6 +92,15 @@ def test_the_outcome_of_a_group():
     # mean reward 1.6/3 = .5333; |.6667| + .3333 + .3333 over 3
     assert got[3:] == pytest.approx((2 / 3, 1.6 / 3, 4 / 9))
     assert all(map(math.isnan, outcome(7, 3, [episode(math.nan)])[3:]))
+
+
+@pytest.mark.parametrize("status", [Status.DONE, Status.GAVE_UP])
+def test_a_world_without_labels_may_be_given_up_on(status):
+    """Its reward stands for success, in every number that there is of it."""
+    scored = [episode(0.75, status=status), episode(0.25, status=status)]
+    group = [dataclasses.replace(t, facts={"answer": "a"}) for t in scored]
+    assert outcome(0, 0, group).success == 0.5
+    assert episode_means(group)["episode/success"].count == 0 and judged(group)[1] is None
 
 
 def test_who_was_given_up_has_failed_also_where_nothing_is_learnt_from_it():

@@ -78,16 +78,6 @@ def test_each_process_has_a_file_and_one_that_is_gone_leaves_none_of_later_steps
     assert tickets(tmp_path) == [10, 11, 88], "two histories in one"
 
 
-def test_a_log_that_begins_afresh_keeps_nothing_of_another(tmp_path):
-    """Two samplings of an evaluation, then one of another: what is read is the second's alone."""
-    for i, steps in enumerate((2, 1)):
-        with EpisodeLog(tmp_path, folder="episodes_test", afresh=True) as log:
-            for step in range(steps):
-                log.append(episode(10 * i + step))
-                log.end_step(step)
-    assert [t.ticket for t in read_episodes(tmp_path, folder="episodes_test")] == [10]
-
-
 def test_threads_may_append(tmp_path):
     with EpisodeLog(tmp_path) as log:
         threads = [

@@ -176,6 +176,10 @@ def test_a_limit_is_never_right_nor_well_formed():
         assert term.fn(played) == (status is Status.DONE)
         assert format.is_well_formed(played) == (status is Status.DONE)
     assert term.fn(episode(status=Status.TOKEN_LIMIT)) == 0  # no report at all
+    given_up = episode(status=Status.GAVE_UP, success=True, well_formed=[True], gold_retrieved=True)
+    assert term.fn(given_up) == 0.8 and not format.is_well_formed(
+        given_up
+    )  # right, and the form is not that of an answer
     assert not format.is_well_formed(episode(answer="a", well_formed=[]))
     assert format.format_term(0.1).fn(episode(answer="a", well_formed=[True, True])) == 1
 

@@ -8,8 +8,8 @@ episodes that met one, and `episode/recovery_frac`: searches that found somethin
 Run:    python -m launch.quickstart --config=configs/search_flaky.py:rate=0.2 --workdir=runs/search_flaky/seed0
         (rate=0 is the same without forks: what configs/sweeps/thesis.py begins from.)
 Cost:   8 minutes on two CPU cores.
-Expect: held-out sampled success where a fifth are forks .25 → .65, of episodes that met one .13 → .37; RL without forks
-        .62 and .20 (means of seeds 0 and 1, 256 tasks; configs/sweeps/thesis.py, whose table is in the README).
+Expect: held-out sampled success where a fifth are forks .26 → .63, of episodes that met one .14 → .35; RL without forks
+        .62 and .21 (3 seeds, 256 tasks; configs/sweeps/thesis.py, whose table is in the README).
 """
 
 from configs import quickstart

@@ -78,7 +78,8 @@ for line in sys.stdin:
         sys.stderr.flush()
         os._exit(end.code or 0)  # half a second less than to take apart all that was imported
 """
-ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+# Python itself would write a __pycache__ beside a config file that it imports.
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @pytest.fixture(scope="module")

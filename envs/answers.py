@@ -15,9 +15,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u00b4\u02b9\u02bb\u02bc\u2032", "'"))  # letters and accents to Unicode
 _SIGNS = str.maketrans({"\u266f": "#", "\u266d": "b"})  # C♯, B♭
 _MINUS = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens and dashes that people type for a minus sign
-
-
-_NAMED = re.compile(r"[^\W_]")
+_NAMED = re.compile(r"[^\W_]")  # a letter or a digit
 _SHORT = re.compile(r"(?<!\w)\w{0,2}[^\W\d_]$")  # a grade, a blood group, an ion
 
 
@@ -75,12 +73,11 @@ def _relates(text: str, i: int) -> bool:
     """Whether the symbol `text[i]` stands before something, and where it is of two sides behind something, too: "+5"
     and "= 5" are 5, and so is "-> 5"; ">5" is not.
     """
-    char, follows = text[i], text[i + 1 :].lstrip()
     if not _NAMED.search(text, i + 1) or text[i - 1 : i] in ("-", "="):  # the head of an arrow
         return False
-    if char == ">":  # a mark of quotation, where no number follows
-        return bool(_NAMED.search(text[:i])) or bool(follows) and not follows[0].isalpha()
-    return char not in "+=" or bool(_NAMED.search(text[:i]))
+    if text[i] == ">" and not text[i + 1 :].lstrip()[0].isalpha():  # else it is a mark of quotation, if it comes first
+        return True
+    return text[i] not in "+=>" or bool(_NAMED.search(text[:i]))
 
 
 @functools.lru_cache(maxsize=8192)  # golds and passages come again and again
@@ -98,9 +95,8 @@ def normalize(text: str) -> str:
     NFKC and case folding; punctuation and symbols dropped, but kept where they carry a number's or a name's meaning
     (decimal point, sign, C++); between two digits a mark becomes a space; thousands commas dropped; a / an / the
     dropped where another word follows, so that "Vitamin A" and "A" survive; a relation or an operator between or before
-    words (+, =, <, \u221a) is a word. Text that consists of marks alone is kept
-    as it is. Never empty unless `text` is blank. After SQuAD's evaluation script (1606.05250) as used by Search-R1
-    (2503.09516).
+    words (+, =, <, \u221a) is a word. Text that consists of marks alone is kept as it is. Never empty unless `text` is
+    blank. After SQuAD's evaluation script (1606.05250) as used by Search-R1 (2503.09516).
     """
     words = _words(text)
     if not words:

@@ -173,7 +173,7 @@ class Process:
         try:
             self._hand_out()
         except (EOFError, OSError):
-            pass
+            pass  # it has ended, or closed its socket: how is found out below
         except Exception as error:  # the world's own code can write to any descriptor of its process
             self.kill(f"it sent what is no answer: {type(error).__name__}: {error}")
         finally:

@@ -22,6 +22,7 @@ from models import gguf, hf, lora
 from models.config import ModelConfig
 from models.sampling import Sampling
 from models.tokenizer import load_tokenizer, train_tokenizer
+from rl.episodes import read_episodes
 from rl.rewards.compose import RewardTerm
 from tests.models import test_gguf
 from tests.models.weights import drawn, same
@@ -200,10 +201,11 @@ def test_a_run_needs_only_its_folder_and_exports_what_it_trained(root, tmp_path,
     shutil.rmtree(tmp_path / "theirs")
     shutil.rmtree(tmp_path / "rl" / "init")  # without a reference nothing is read but the checkpoint
     launch_main(train, f"--workdir={tmp_path / 'rl'}")
-    summary = evaluate.of_run(
-        plan, tmp_path / "rl", split="test", n=4, samplings={"greedy": Sampling(greedy=True)}, best=False
-    )
-    assert summary["greedy"]["n"] == 4
+    both = {"sampled": Sampling(), "greedy": Sampling(greedy=True)}
+    for samplings in (both, {"greedy": both["greedy"]}):  # the second in place of both of the first
+        summary = evaluate.of_run(plan, tmp_path / "rl", split="test", n=4, samplings=samplings, best=False)
+        assert summary["greedy"]["n"] == 4
+        assert len(list(read_episodes(tmp_path / "rl", folder="episodes_test"))) == 4 * len(samplings)
 
     n = export.export(tmp_path / "rl", tmp_path / "out", best=False)
     trained = runs.load_params(tmp_path / "rl" / "ckpt", learner, best=False)

@@ -2614,6 +2614,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    self._line.append((holder, goes_on))",
     ),
     Mutant(
+        "tests/laws/test_learner.py::test_a_part_of_an_episode_is_a_mean_over_that_part",
+        "rl/learner.py",
+        "count = jnp.where(loss.count > 0, loss.count, 1)",
+        "count = jnp.maximum(loss.count, 1)",
+    ),
+    Mutant(
+        "tests/launch/test_policy.py::test_a_run_needs_only_its_folder_and_exports_what_it_trained",
+        "launch/evaluate.py",
+        'folder=f"episodes_{split}", first_step=len(samplings))',
+        'folder=f"episodes_{split}")',
+    ),
+    Mutant(
         "tests/launch/test_draws.py::test_of_another_data_set_no_task_is_held",
         "launch/draws.py",
         'if same and "quarantine" in host:',

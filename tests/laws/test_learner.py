@@ -339,6 +339,19 @@ def test_an_equal_group_pushes_nothing(advantages):
     assert metrics["loss"].total == 0 and metrics["optim/grad_norm"].total == 0
 
 
+def test_a_part_of_an_episode_is_a_mean_over_that_part():
+    """The rows of one episode may lie in several mini-batches: then the shares in one add up to less than 1."""
+    (one,) = episodes(LENGTHS[:1])
+    share = one["action_mask"] / one["action_mask"].sum()
+    whole, part = (
+        gradients_and_metrics(lay_out([[0], []], 24, [one | {"episode_share": frac * share}])) for frac in (1.0, 0.25)
+    )
+    assert float(part[1]["loss"].count) == pytest.approx(0.25)
+    for a, b in zip(jax.tree.leaves(part[0]), jax.tree.leaves(whole[0]), strict=True):
+        assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert any(np.abs(b).max() > 1e-3 for b in jax.tree.leaves(whole[0]))
+
+
 def test_minibatches_are_updates_in_turn_from_one_proximal_policy():
     """Three micro-batches in two shares, 0 and 2, then 1, are two steps on what was prepared before either."""
     options = dict(micro_rows=2, temperature=0.7, chunk=8, fill_proximal=True)

@@ -206,6 +206,7 @@ class Checkpoints:
                 _fsync(path)
             path = self.folder / f"{manifest['step']:08d}"
             os.rename(temporary, path)
+            _fsync(self.folder)  # until then the new name may be lost
             self._clean_up(path)
         except BaseException as err:  # kept for the owner thread, which raises it at the next save or at close
             self._error = err
@@ -213,7 +214,6 @@ class Checkpoints:
     def _clean_up(self, path: Path) -> None:
         """What follows the commit of `path`. Errors: CheckpointError, which says that the checkpoint is there."""
         try:
-            _fsync(self.folder)
             self._prune()
         except Exception as err:
             raise CheckpointError(

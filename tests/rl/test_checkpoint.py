@@ -195,6 +195,19 @@ def test_what_fails_after_the_commit_does_not_say_that_nothing_was_written(tmp_p
     assert "not written" not in str(raised.value) and checkpoint.steps(tmp_path) == [2]
 
 
+def test_a_name_that_is_not_durable_is_not_written(tmp_path, monkeypatch):
+    def full(path, fsync=checkpoint._fsync):
+        if path == tmp_path:
+            raise OSError(28, "No space left on device")
+        fsync(path)
+
+    monkeypatch.setattr(checkpoint, "_fsync", full)
+    saver = Checkpoints(tmp_path)
+    saver.save(1, {"x": jnp.float32(1)})
+    with pytest.raises(CheckpointError, match="the checkpoint was not written .*No space left"):
+        saver.close()
+
+
 def test_only_folders_are_checkpoints_and_a_manifest_is_whole(tmp_path):
     with Checkpoints(tmp_path) as saver:
         saver.save(1, {"x": jnp.float32(1)})

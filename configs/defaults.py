@@ -251,6 +251,7 @@ def defaults() -> ml_collections.ConfigDict:
     c.eval.every = 20  # RL steps
     c.eval.n = 128
     c.eval.final_n = 256
+    c.eval.final_samples = 1  # episodes of each of these: more where there are few tasks
     # Of a world with tools: whatever the policy, each of its turns is one call that parses, its strings of up to 60
     # characters. It is another measure than that of the policy as it is trained.
     c.eval.constrain_tools = False

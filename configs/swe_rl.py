@@ -9,7 +9,7 @@ Needs:  bubblewrap and user namespaces (envs/sandbox.py says what is missing), a
         distributions. The tasks are made and proved on first use: 15 minutes on two cores.
 Cost:   not measured yet.
 Expect: not measured yet. The tiny policy is asked for bugs of one operator in functions of at most 12 lines, which its
-        prompt shows; held-out functions and one package are the validation split, two other packages the test split.
+        prompt shows; held-out functions are the validation split, three other packages the test split.
 """
 
 from configs.arg import ConfigError, parse_arg
@@ -66,8 +66,9 @@ def _tiny(c):
     c.rl.groups_per_batch = 8
     c.rl.schedule = "linear"
     c.eval.every = 15
-    c.eval.n = 32
-    c.eval.final_n = 32
+    c.eval.n = 56
+    c.eval.final_n = 60
+    c.eval.final_samples = 4
     return c
 
 

@@ -64,6 +64,16 @@ def of_run(
     return summaries
 
 
+def held_out(plan: Plan, workdir: Path, seed: int) -> dict[str, dict]:
+    """Summaries, "greedy" and "sampled", on the test split, as eval.final_n and eval.final_samples say."""
+    from models.sampling import Sampling
+
+    how = {"temperature": plan.rl.temperature}
+    samplings = {"greedy": Sampling(greedy=True, **how), "sampled": Sampling(**how)}
+    final = {"n": plan.eval.final_n, "samples": plan.eval.final_samples}
+    return of_run(plan, workdir, split="test", samplings=samplings, seed=seed, **final)
+
+
 def of_model(plan: Plan, *, split: str, n: int, sampling: Any, samples: int = 1, seed: int = 0) -> dict[str, Any]:
     """The summary of model.path as it is, before any training; its episodes are not kept."""
     from launch import build, runs

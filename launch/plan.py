@@ -197,6 +197,7 @@ class EvalPlan:
     every: int
     n: int
     final_n: int
+    final_samples: int
     constrain_tools: bool = False
 
 

@@ -80,6 +80,7 @@ def _check_sizes(plan: "Plan") -> None:
         "hints.steps": plan.hints.steps,
         "eval.n": plan.eval.n,
         "eval.final_n": plan.eval.final_n,
+        "eval.final_samples": plan.eval.final_samples,
         "alarms.window": plan.alarms.window,
     }.items():
         refuse(value < 1, f"{name}: got {value}, wanted at least 1")

@@ -24,12 +24,7 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
     """Every phase that D/result.json does not record yet, in order; returns what is in the file at the end."""
     from launch import build, evaluate, train
     from launch.workdir import git_commit, write_json
-    from models.sampling import Sampling
 
-    samplings = {
-        "greedy": Sampling(temperature=plan.rl.temperature, greedy=True),
-        "sampled": Sampling(temperature=plan.rl.temperature),
-    }
     path = workdir / "result.json"
     result = _begun(path, config)
 
@@ -56,9 +51,7 @@ def run(config, plan: Plan, workdir: Path, *, control: bool) -> dict:
             sft.run(make_plan(longer), stage)
 
     def measure(when: str, stage: str) -> None:
-        own = evaluate.of_run(
-            plan, workdir / stage, split="test", n=plan.eval.final_n, samplings=samplings, seed=plan.seed
-        )
+        own = evaluate.held_out(plan, workdir / stage, plan.seed)
         key = "sft_only" if when == "sft_only" else f"success_{when}"
         result[key] = {name: summary["success"] for name, summary in own.items()}
         result["details"][when] = own

@@ -167,22 +167,13 @@ def prepared(sweep: Mapping[str, Any], seed: int, root: Path) -> tuple[Path, dic
 def measured(sweep: Mapping[str, Any], workdir: Path, seed: int) -> dict[str, Any]:
     """Held-out success of a run's best checkpoint by the sweep's measures, sampled and greedy."""
     from launch import evaluate
-    from models.sampling import Sampling
 
     found = {}
     for name, path in sweep["measure"].items():
         plan = make_plan(load_config(path, {}, seed))
-        how = {"temperature": plan.rl.temperature}
-        own = evaluate.of_run(
-            plan,
-            workdir,
-            split="test",
-            n=plan.eval.final_n,
-            samplings={"greedy": Sampling(greedy=True, **how), "sampled": Sampling(**how)},
-            seed=seed,
-        )
+        own = evaluate.held_out(plan, workdir, seed)
         found[name] = {
-            "n_tasks": own["sampled"]["n"],
+            "n_tasks": plan.eval.final_n,
             "greedy": own["greedy"]["success"],
             "sampled": own["sampled"]["success"],
             "searches": own["sampled"]["searches"],

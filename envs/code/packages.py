@@ -69,7 +69,7 @@ PACKAGES: Mapping[str, Package] = {
                 ("toolz/",), ("toolz/tests/",),
                 before=("1.0.0", "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02")),
         Package("unidiff", "1.0.1", "d9425bc516390c54743a1045b2c1c97f02d245a913a241dd499f958adb2df998",
-                ("unidiff/",), ("tests/",),
+                ("unidiff/",), ("tests/",), split="test",
                 before=("0.7.5", "2e5f0162052248946b9f0970a40e9e124236bf86c82b70821143a6fc1dea2574")),
         Package("voluptuous", "0.16.0", "006535e22fed944aec17bef6e8725472476194743c87bd233e912eb463f8ff05",
                 ("voluptuous/",), ("voluptuous/tests/tests.py",),

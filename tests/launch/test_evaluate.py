@@ -1,7 +1,10 @@
 """Law: how a scripted episode ended is what the world says, also on the last turn that it allows."""
 
+from configs import swe_rl
 from envs.base import EnvSpec, Message, Observation, Step, Task, World
+from launch import evaluate
 from launch.evaluate import of_policy
+from launch.plan import make_plan
 
 TASKS = [Task(f"t/{i}", "f", "test", i, (Message("user", "?"),), {"answers": ["yes"]}) for i in range(4)]
 
@@ -52,3 +55,12 @@ def test_the_world_says_how_an_episode_ended():
     assert [got[name]["turns"] for name in policies] == [2, 2, 2, 1]
     families = [own for name in policies for own in got[name]["families"].values()]
     assert [own["turns"] for own in families] == [2, 2, 2, 1]
+
+
+def test_who_is_held_out_is_asked_as_often_as_the_config_says(monkeypatch, tmp_path):
+    asked = {}
+    monkeypatch.setattr(evaluate, "of_run", lambda plan, workdir, **how: asked.update(how))
+    plan = make_plan(swe_rl.get_config())
+    evaluate.held_out(plan, tmp_path, 3)
+    assert (asked["split"], asked["n"], asked["samples"], asked["seed"]) == ("test", 60, 4, 3)
+    assert [sampling.greedy for sampling in asked["samplings"].values()] == [True, False]

@@ -19,7 +19,7 @@ AT_LEAST_1 = (
     "engine.prefill_rows engine.prefill_chunk rollout.threads rollout.processes rollout.max_turn_tokens demos.n "
     "sft.steps sft.rows "
     "rft.rounds rft.tasks rft.per_task rft.steps rm.steps rm.roll_ins curriculum.steps hints.steps "
-    "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n"
+    "ttrl.n ttrl.samples ttrl.queries ttrl.steps rl.steps rl.groups_per_batch eval.n eval.final_n eval.final_samples"
 ).split()
 AT_LEAST_0 = (
     "seed rollout.retries rollout.group_retries rollout.data_retries rollout.calls_at_once "

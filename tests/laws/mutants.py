@@ -2518,6 +2518,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if t.status.scored and t.rows]",
     ),
     Mutant(
+        "tests/launch/test_evaluate.py::test_who_is_held_out_is_asked_as_often_as_the_config_says",
+        "launch/evaluate.py",
+        '"samples": plan.eval.final_samples}',
+        '"samples": 1}',
+    ),
+    Mutant(
         "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",
         "launch/quickstart.py",
         'return "-" if summary["searches"] is None else f"{',

@@ -377,6 +377,7 @@ def build_packer(
         rows=plan.batch.rows // hosts.count,
         length=plan.batch.length,
         micro_rows=plan.batch.micro_rows // hosts.count,
+        minibatches=plan.rl.minibatches,
         pad_id=codec.pad_id,
         max_staleness=None if world is None else plan.rl.max_staleness,
         shares=not is_one_row(codec),

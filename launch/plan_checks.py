@@ -295,10 +295,17 @@ def _check_rl(plan: "Plan") -> None:
             steps % rl.minibatches != 0,
             f"{name}={steps}: not a multiple of rl.minibatches={rl.minibatches}, the steps that a batch makes",
         )
-    micro_batches = plan.batch.rows // plan.batch.micro_rows
+    episodes, micro = rl.groups_per_batch * rl.group_size, plan.batch.micro_rows
     refuse(
-        rl.minibatches > micro_batches,
-        f"rl.minibatches={rl.minibatches}: a batch has {micro_batches} micro-batches at most; lower batch.micro_rows",
+        rl.minibatches > episodes,
+        f"rl.minibatches={rl.minibatches}: a batch has {episodes} episodes, of which each update wants its share; "
+        "lower it",
+    )
+    most = rl.minibatches * -(-episodes // (rl.minibatches * micro)) * micro
+    refuse(
+        rl.minibatches > 1 and plan.batch.rows < most,
+        f"batch.rows={plan.batch.rows}: {rl.minibatches} mini-batches of rows by batch.micro_rows={micro} may fill "
+        f"{most} (an episode may fill a row); raise it, or lower batch.micro_rows",
     )
     refuse(rl.recipe not in RECIPES, f"rl.recipe={rl.recipe!r}: wanted one of {', '.join(RECIPES)}")
     refuse(rl.proximal not in ("forward", "loglinear"), f"rl.proximal={rl.proximal!r}: wanted 'forward' or 'loglinear'")

@@ -23,6 +23,7 @@ class _Item:
     reward: float
     actions: int  # trained tokens of the whole episode
     episode: int
+    part: int  # which of the mini-batches
 
 
 def pack(
@@ -39,11 +40,14 @@ def pack(
     shares: bool = False,
     chains: bool = False,
     world: bool = False,
+    minibatches: int = 1,
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
     Each row of an episode is a segment of its own, anywhere in the batch.
 
-    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. On each
+    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. Episodes
+    are dealt to the `minibatches` in turn, as they come by (ticket, member), so that each is a like share of the batch,
+    whatever their lengths; its rows are the micro-batches k, k + minibatches, ..., as the learner takes them. On each
     action token of an episode stands its advantage, or that of the turn where it has one for each (by Row.turn); on the
     last one its reward; staleness = version - the version that sampled the token. Episodes that are not scored, and
     rows without an action token, add no loss and are left out. `episode_share` is filled if an episode has several
@@ -60,14 +64,14 @@ def pack(
     """
     if micro_rows < 1 or rows % micro_rows:
         raise ValueError(f"pack: got {rows=} and {micro_rows=}, want rows to be a multiple of micro_rows")
-    items, episodes = _items(trajectories, advantages, rewards, world)
+    items, episodes = _items(trajectories, advantages, rewards, world, minibatches)
     lengths = np.array([len(item.row.tokens) for item in items], np.int64)
     if len(items) and lengths.max() > length:
         raise ValueError(
             f"pack: got an episode with a row of {lengths.max()} tokens, want at most {length}; "
             "lower the episodes' max_tokens or raise length"
         )
-    row_of, start_of = assign(lengths, length)
+    row_of, start_of = _assign_parts(lengths, [item.part for item in items], length, micro_rows, minibatches)
     used = -(-(int(row_of.max()) + 1) // micro_rows) * micro_rows if len(items) else 0
     if used > rows:
         raise ValueError(
@@ -111,12 +115,22 @@ def assign(lengths: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray,
     return row_of, start_of
 
 
+def _assign_parts(lengths, parts, length: int, micro_rows: int, minibatches: int):
+    """`assign` for each mini-batch alone, its micro-batches dealt out among those of the others."""
+    row_of, start_of = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+    for part in range(minibatches):
+        (own,) = np.nonzero(np.asarray(parts) == part)
+        rows, start_of[own] = assign(lengths[own], length)
+        row_of[own] = (rows // micro_rows * minibatches + part) * micro_rows + rows % micro_rows
+    return row_of, start_of
+
+
 def observed(row: Row) -> Bool[np.ndarray, " t"]:
     """What the world said after a turn, with the glue around it; not the prompt, nor a later row's."""
     return (row.turn >= 0) & ~row.action_mask
 
 
-def _items(trajectories, advantages, rewards, world: bool) -> tuple[list[_Item], int]:
+def _items(trajectories, advantages, rewards, world: bool, minibatches: int) -> tuple[list[_Item], int]:
     """Rows in (ticket, member) order with their episode's numbers, and how many episodes they come from."""
     kept = sorted((t for t in trajectories if t.status.scored), key=lambda t: (t.ticket, t.member))
     items, episodes = [], 0
@@ -130,12 +144,14 @@ def _items(trajectories, advantages, rewards, world: bool) -> tuple[list[_Item],
             raise ValueError(f"pack: episode {key} ({name}) has no {missing[0]}; give one for each scored episode")
         rows = [row for row in trajectory.rows if row.action_mask.any()]
         trained = [row.action_mask | observed(row) if world else row.action_mask for row in rows]
+        # from the first ticket on: processes that have few episodes each do not begin with the same mini-batch
+        part = (kept[0].ticket + episodes) % minibatches
         episodes += bool(rows)
         actions = sum(int(mask.sum()) for mask in trained)
         number = trajectory.ticket % _TICKETS * MEMBERS + trajectory.member
         for row, mask in zip(rows, trained, strict=True):
             reward = rewards[key] if row is rows[-1] else 0.0
-            items.append(_Item(row, mask, _of_row(row, advantages[key], trajectory), reward, actions, number))
+            items.append(_Item(row, mask, _of_row(row, advantages[key], trajectory), reward, actions, number, part))
     return items, episodes
 
 

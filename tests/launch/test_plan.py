@@ -127,7 +127,14 @@ def test_finite(name):
             {"rl/minibatches": 4, "rl/save_every": 0, "eval/every": 6},
             "eval.every=6: not a multiple of rl.minibatches=4",
         ),
-        ({"rl/minibatches": 100, "rl/save_every": 0, "eval/every": 0}, "a batch has 64 micro-batches at most"),
+        (
+            {"rl/minibatches": 100, "rl/save_every": 0, "eval/every": 0},
+            "100 mini-batches of rows by batch.micro_rows=2 may fill 200",
+        ),
+        (
+            {"rl/minibatches": 200, "rl/steps": 200, "rl/save_every": 0, "eval/every": 0},
+            "a batch has 128 episodes, of which each update wants its share",
+        ),
         ({"rl/proximal": "none"}, "rl.proximal='none': wanted 'forward' or 'loglinear'"),
         ({"rl/proximal": "loglinear"}, "rl.proximal='loglinear' with rl.recipe='grpo': no proximal policy is read"),
         ({"rollout/abandon/repeats": 1}, "rollout.abandon.repeats: got 1, wanted 0 (off) or at least 2"),

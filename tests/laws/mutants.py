@@ -2524,6 +2524,18 @@ MUTANTS: tuple[Mutant, ...] = (
         '"samples": 1}',
     ),
     Mutant(
+        "tests/rl/test_batcher.py::test_each_minibatch_is_a_like_share_of_the_batch",
+        "rl/rollout/batcher.py",
+        "(own,) = np.nonzero(np.asarray(parts) == part)",
+        "(own,) = np.nonzero(np.argsort(np.argsort(-lengths)) * minibatches // len(lengths) == part)",
+    ),
+    Mutant(
+        "tests/rl/test_batcher.py::test_processes_with_few_episodes_do_not_begin_with_the_same_minibatch",
+        "rl/rollout/batcher.py",
+        "part = (kept[0].ticket + episodes) % minibatches",
+        "part = episodes % minibatches",
+    ),
+    Mutant(
         "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",
         "launch/quickstart.py",
         'return "-" if summary["searches"] is None else f"{',

@@ -103,6 +103,34 @@ def test_padding_of_a_real_batch(length, micro_rows):
         assert stats["pad_frac"] <= 0.15, stats
 
 
+@pytest.mark.parametrize("minibatches, micro_rows", [(2, 1), (3, 2), (4, 2), (4, 8)])
+def test_each_minibatch_is_a_like_share_of_the_batch(minibatches, micro_rows):
+    """Of as many episodes, and about as long ones, each in one of them alone; 2 of 100 are left out."""
+    rng = np.random.default_rng(minibatches)
+    lengths = np.clip((80 * np.exp(0.8 * rng.standard_normal(100))).astype(int), 4, 500)
+    status = [Status.ENV_ERROR if i in (5, 50) else Status.DONE for i in range(100)]
+    episodes = [episode(3 + i // 8, i % 8, row(n, [1]), row(4, [2]), status=status[i]) for i, n in enumerate(lengths)]
+    zero = {(t.ticket, t.member): 0.0 for t in episodes}
+    shape = {"rows": 192, "length": 512, "micro_rows": micro_rows, "version": 3, "pad_id": 0, "chains": True}
+    batch, stats = pack(episodes, zero, zero, **shape, minibatches=minibatches)
+    again, _ = pack(episodes[::-1], zero, zero, **shape, minibatches=minibatches)
+    np.testing.assert_array_equal(batch.tokens, again.tokens)
+    of = np.arange(192) // micro_rows % minibatches  # as the learner takes them
+    own = [set(batch.episode[of == part][batch.segment[of == part] > 0].tolist()) for part in range(minibatches)]
+    assert stats["episodes"] == 98 == sum(map(len, own)) == len(set.union(*own))
+    assert max(map(len, own)) - min(map(len, own)) <= 1
+    tokens = [(batch.segment[of == part] > 0).sum() for part in range(minibatches)]
+    assert max(tokens) < 1.6 * min(tokens), tokens  # longest first they would be 3 to 6 times
+    assert not batch.segment[stats["rows"] :].any()
+
+
+def test_processes_with_few_episodes_do_not_begin_with_the_same_minibatch():
+    zero = {(ticket, 0): 0.0 for ticket in (4, 5, 6, 7)}
+    shape = {"rows": 8, "length": 8, "micro_rows": 2, "version": 3, "pad_id": 0, "minibatches": 4}
+    packed = [pack([episode(ticket, 0, row(4, [1]))], zero, zero, **shape)[0] for ticket in (4, 5, 6, 7)]
+    assert [int(np.nonzero(batch.segment.any(1))[0][0]) for batch in packed] == [0, 2, 4, 6]
+
+
 def test_best_fit_uses_no_more_rows_than_needed():
     row_of, start_of = assign(np.array([6, 5, 4, 3, 2]), 10)  # 6+4, 5+3+2
     assert row_of.tolist() == [0, 1, 0, 1, 1]

@@ -27,9 +27,10 @@ def edits(before: str, after: str) -> list[tuple[str, str]]:
     """(search, replace) by which `before` becomes `after`, in order: whole lines, as few as occur once."""
     found, now = [], before
     while now != after:
+        if len(found) > len(lines_of(after)):  # lines that are alike may undo each other's edits for ever
+            return [(before, after)]
         lines, wanted = lines_of(now), lines_of(after)
-        codes = difflib.SequenceMatcher(None, lines, wanted, autojunk=False).get_opcodes()
-        _, i, j, k, m = next(code for code in codes if code[0] != "equal")
+        i, j, k, m = _first_change(lines, wanted)
         while not lines[i:j] or now.count("".join(lines[i:j])) != 1:
             grow_down = j < len(lines) and (lines[j] == wanted[m] if m < len(wanted) else False)
             if i > 0 and (k > 0 and lines[i - 1] == wanted[k - 1]):
@@ -44,6 +45,18 @@ def edits(before: str, after: str) -> list[tuple[str, str]]:
         found.append((search, replace))
         now = now.replace(search, replace, 1)
     return found
+
+
+def _first_change(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int, int, int]:
+    """lines[i:j] became wanted[k:m]. The matcher, which is slow, sees what is not alike at both ends."""
+    most = min(len(lines), len(wanted))
+    begin = next((n for n in range(most) if lines[n] != wanted[n]), most)
+    left = most - begin
+    end = next((n for n in range(left) if lines[-1 - n] != wanted[-1 - n]), left)
+    between = lines[begin : len(lines) - end], wanted[begin : len(wanted) - end]
+    codes = difflib.SequenceMatcher(None, *between, autojunk=False).get_opcodes()
+    _, i, j, k, m = next(code for code in codes if code[0] != "equal")
+    return begin + i, begin + j, begin + k, begin + m
 
 
 def plan(actions: Sequence[str]) -> ScriptedPolicy:

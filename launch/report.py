@@ -109,7 +109,7 @@ def tables(lines: Sequence[dict]) -> str:
         ]
         rows.append(f"| {family} | " + " | ".join(cells) + f" | {' → '.join(filter(None, searches))} |")
     for name, text in FACTS.items():
-        if all(name in line[when] for line in lines for when in whens):
+        if all(line[when].get(name) is not None for line in lines for when in whens):
             own = [statistics.mean(line[when][name] for line in lines) for when in whens]
             rows.append(f"| *{text}* | " + " | ".join(f"{value:.3f}" for value in own) + " | |")
     minutes = ", ".join(f"{line['minutes']['total']:.1f}" for line in lines)
@@ -118,7 +118,7 @@ def tables(lines: Sequence[dict]) -> str:
     rows += [
         "",
         f"Seeds {', '.join(str(line['seed']) for line in lines)}; {lines[0]['n_tasks']} held-out tasks each; minutes "
-        f"of `make train` (2 CPU cores): {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
+        f"of `launch.quickstart`: {minutes}; demonstrations succeed {demos}; commit {', '.join(commits)}.",
     ]
     return "\n".join(rows)
 

@@ -33,7 +33,7 @@ def test_a_world_without_searches_has_tables_too():
     """Those of the terminal, after a quickstart, and those of the README."""
     lines = [line(seed, 0.1, 0.5) for seed in (0, 1)]
     for own in [one[when] for one in lines for when in ("before", "after")]:
-        own["searches"] = own["families"]["hop1"]["searches"] = None
+        own["searches"] = own["families"]["hop1"]["searches"] = own["recovered"] = own["empty_results"] = None
     text = report.tables(lines)
     assert "| warm start | 0.100 (0.100), 0.100 (0.100) | 0.100 ± 0.000 |  |" in text
     assert "| hop1 | 0.100 ± 0.000 | 0.500 ± 0.000 |  |" in text

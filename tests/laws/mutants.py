@@ -2537,6 +2537,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",
+        "launch/report.py",
+        "if all(line[when].get(name) is not None for",
+        "if all(name in line[when] for",
+    ),
+    Mutant(
+        "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",
         "launch/quickstart.py",
         'return "-" if summary["searches"] is None else f"{',
         'return f"{',

@@ -43,7 +43,7 @@ def _tiny(c):
     c.world.options.families = ["one"]
     c.world.options.operators = ["negate", "compare", "boolean", "arithmetic", "drop_not", "augmented", "truth"]
     c.world.options.sizes = {"one": 80}
-    c.world.options.lessons = 6000
+    c.world.options.lessons = 12_000
     c.world.options.max_function_lines = 12
     c.world.options.show = "function"
     c.world.options.max_turns = 3

@@ -55,7 +55,7 @@ def graded(
 ) -> Grade:  # fmt: skip
     """What `changed` is worth, by the task's tests; of a lesson, which has none, by its text."""
     if "lesson" in task.data:
-        right = lessons.is_right(changed, list(repository.buggy)) and not tried
+        right = lessons.is_right(changed, task) and not tried
         return Grade(right, float(right), float(right), float(right), tuple(tried), True, None, 0.0, right)
     return grades.of([task.task_id, changed, sorted(tried)], lambda: grade(
         suites, repository.name, repository.package, repository.released, repository.buggy, changed, task.data,

@@ -1,16 +1,22 @@
-"""Lessons: bugs of the same operators in functions of Python's own library. Demonstrations are of these; no policy is
-asked them.
+"""Lessons: bugs of the same operators in functions of Python's own library, under other names. Demonstrations are of
+these; no policy is asked them.
 
-No test was run for any: a lesson is judged by its text, right is the released one. They teach how a repair is written,
-by thousands of functions, of which none is in a task. Which there are depends on the version of Python.
+A lesson is a file of one function. Its path and most of its names are drawn: whoever repairs it must read what stands
+there, for there is nothing to remember. No test was run for any: a lesson is judged by its text, right is the one
+without the bug. None of the functions is in a task. Which there are depends on the version of Python.
 """
 
+import ast
+import builtins
 import functools
+import io
 import itertools
+import keyword
 import pathlib
 import platform
 import sysconfig
-from collections.abc import Mapping, Sequence
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,29 +24,43 @@ from envs.base import Message, Task
 from envs.code import operators, tasks
 from envs.code.packages import Package
 
-VERSION = 1  # raise it when they would come out otherwise
+VERSION = 2  # raise it when they would come out otherwise
 FAMILY = "lesson"
 PACKAGE = Package("python", platform.python_version(), "", ("",), ())
+RENAMED = 0.7  # of the names of a function, those that are others in a lesson
 _MOST_FILE_BYTES = 60_000
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "pydoc_data", "encodings", "turtledemo"}
+_KEPT = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "cls", "args", "kwargs"}
+_PATHS = ("{0}.py", "{0}/__init__.py", "{0}/{1}.py", "src/{0}/{1}.py", "{0}/{1}/{2}.py")
+_ERRORS = ("AssertionError", "TypeError", "ValueError", "KeyError", "AttributeError")
+_VALUES = ("None", "True", "False", "0", "1", "12", "'a'", "''", "[]", "[1, 2]", "{'b': 3}", "('x', 7)")
+
+Snippet = tuple[str, str, str, str]  # a function's text with and without the bug, its name, and the operator
 
 
 def build(n: int, data_dir: pathlib.Path, *, seed: int = 0, kinds: tasks.Kinds = tasks.ANY) -> list[Task]:
-    """`n` lessons in an order drawn by `seed`: read where they have been made, made and kept otherwise.
+    """`n` lessons, drawn by `seed`: read where they have been made, made and kept otherwise. Where there are fewer
+    places for a bug each comes again, under other names.
 
-    Errors (ValueError): the library has fewer.
+    Errors (ValueError): there is none.
     """
     made_by = {"version": VERSION, "python": PACKAGE.version, "n": n, "seed": seed}
     place = tasks.place_of(data_dir, "lessons", made_by | {"kinds": [list(kinds.only), kinds.max_lines]})
     if not place.is_file():
-        found = _sites(kinds)
+        found, words = _snippets(kinds)
+        if not found:
+            raise ValueError(f"lessons: got {kinds}, but Python's library has no place for such a bug; ask for others")
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(found))
-        drawn = (found[int(i)] for i in order)
-        chosen = list(itertools.islice((it for it in drawn if operators.valid(tree()[it[0]], it[1])), n))
-        if len(chosen) < n:
-            raise ValueError(f"lessons: got n={n}, but Python's library has {len(chosen)} sites of {kinds}; lower n")
-        tasks.write_tasks(place, [_lesson(i, *site) for i, site in enumerate(chosen)])
+        drawn = (found[int(i)] for i in itertools.cycle(order))
+        rngs = (np.random.Generator(np.random.Philox(key=[seed, i])) for i in itertools.count())
+        made = (_lesson(i, snippet, words, rng) for i, (snippet, rng) in enumerate(zip(drawn, rngs, strict=False)))
+        tasks.write_tasks(place, list(itertools.islice(made, n)))
     return tasks.read_tasks(place)
+
+
+def is_right(changed: Mapping[str, str | None], task: Task) -> bool:
+    """Whether an episode's changes give the text without the bug, and nothing else."""
+    return changed == task.data["files"]
 
 
 def tree() -> Mapping[str, bytes]:
@@ -55,28 +75,110 @@ def _tree(root: pathlib.Path) -> Mapping[str, bytes]:
     return {str(path): (root / path).read_bytes() for path in kept if (root / path).stat().st_size <= _MOST_FILE_BYTES}
 
 
-def _sites(kinds: tasks.Kinds) -> list[tuple[str, operators.Site]]:
-    found = []
-    for path, data in tree().items():
+def _snippets(kinds: tasks.Kinds) -> tuple[list[Snippet], dict[str, list[str]]]:
+    """Every function of the library with every bug of `kinds`, and by style the names that stand in them."""
+    found, words = [], set()
+    for data in tree().values():
         try:
             data.decode()
-            found += [(path, site) for site in operators.sites(data) if kinds.has(site)]
+            sites = [site for site in operators.sites(data) if site.function and kinds.has(site)]
+            source = operators.Source(data) if sites else None
         except (SyntaxError, UnicodeDecodeError):  # made to be wrong, or in an old encoding
             continue
-    return found
+        spans = dict(_functions(source)) if source else {}
+        for site in sites:
+            name = site.function.rpartition(".")[2]
+            begin, end = spans[site.function]
+            if not begin <= site.start < site.end <= end:  # of an earlier function of that name
+                continue
+            bug = [(site.start - begin, site.end - begin, site.text)]
+            right = data[begin:end]
+            snippet = (right.decode(), operators.apply(right, bug).decode(), name, site.operator)
+            if all(_names(_whole(text, "A")) is not None for text in snippet[:2]):
+                found.append(snippet)
+                words |= {token.string for token in _names(_whole(snippet[0], "A"))}
+    by_style: dict[str, list[str]] = {"lower": ["thing"], "title": ["Thing"]}
+    for word in sorted(words):
+        if 1 < len(word) <= 20:
+            by_style.setdefault(_style(word), []).append(word)
+    return found, by_style
 
 
-def _lesson(index: int, path: str, site: operators.Site) -> Task:
-    what = site.function.rpartition(".")[2].strip("_").replace("_", " ")
-    issue = f"{pathlib.PurePosixPath(path).parts[0].removesuffix('.py')}: something is wrong with {what}"
+def _functions(source: operators.Source) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(dotted name, the bytes of its lines) of each function; of those of one name, the last."""
+
+    def within(node: ast.AST, dotted: str):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{dotted}.{child.name}" if dotted else child.name
+                if not isinstance(child, ast.ClassDef):
+                    yield name, (source.start(child) - child.col_offset, source.end(child))
+                yield from within(child, name)
+            else:
+                yield from within(child, dotted)
+
+    return within(source.tree, "")
+
+
+def _whole(text: str, name: str) -> str:
+    """A file of the function alone: within a class where it is indented."""
+    return (f"class {name}:\n" if text[:1].isspace() else "") + text.rstrip("\n") + "\n"
+
+
+def _names(text: str) -> list[tokenize.TokenInfo] | None:
+    """The names in a source that a lesson may change; None where it is none."""
+    try:
+        ast.parse(text)
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (SyntaxError, tokenize.TokenError):
+        return None
+    names = (token for token in tokens if token.type == tokenize.NAME and token.string not in _KEPT)
+    return [token for token in names if not token.string.startswith("__")]
+
+
+def _style(word: str) -> str:
+    """Of one style: _private, CONSTANT, Class and the others."""
+    bare = word.lstrip("_")
+    kind = "upper" if bare.isupper() else "title" if bare[:1].isupper() else "lower"
+    return "_" * (bare != word) + kind
+
+
+def _renamed(text: str, new: Mapping[str, str]) -> str:
+    lines = text.splitlines(keepends=True)
+    for token in reversed(_names(text) or []):
+        (row, begin), (_, end) = token.start, token.end
+        line = lines[row - 1]
+        lines[row - 1] = line[:begin] + new.get(token.string, token.string) + line[end:]
+    return "".join(lines)
+
+
+def _lesson(index: int, snippet: Snippet, words: Mapping[str, Sequence[str]], rng: np.random.Generator) -> Task:
+    right, wrong, name, operator = snippet
+
+    def pick(found: Sequence[str]) -> str:
+        return found[int(rng.integers(len(found)))]
+
+    a, b, c = (pick(words["lower"]) for _ in range(3))
+    path, owner = pick(_PATHS).format(a, b, c), pick(words["title"])
+    right, wrong = _whole(right, owner), _whole(wrong, owner)
+    old = list(dict.fromkeys(token.string for token in [*(_names(right) or []), *(_names(wrong) or [])]))
+    new, taken = {}, set(old)
+    for word in old:
+        other = pick(words.get(_style(word), (word,)))
+        if word != owner and rng.random() < RENAMED and other not in taken:
+            new[word] = other
+            taken.add(other)
+    right, wrong, name = _renamed(right, new), _renamed(wrong, new), new.get(name, name)
+    said = name.strip("_").replace("_", " ") if rng.random() < 0.5 else f"{pick(words['lower'])} {b}".replace("_", " ")
+    issue = (
+        f"{a}: something is wrong with {said}",
+        f"{a}: something is wrong with {said}: {pick(_ERRORS)}",
+        f"{a}.{b}: {name}({pick(_VALUES)}) gives {pick(_VALUES)}, it should have given {pick(_VALUES)}.",
+        f"{a}.{b}: {name}({pick(_VALUES)}) raises {pick(_ERRORS)}, it should have given {pick(_VALUES)}.",
+    )[int(rng.integers(4))]
+    dotted = f"{owner}.{name}" if right.startswith("class ") else name
     data = {
-        "lesson": True, "bug": {path: [[site.start, site.end, site.text]]}, "operators": [site.operator],
-        "functions": [f"{path}:{site.function}"], "lines": site.lines, "issue": issue,
+        "lesson": True, "files": {path: right}, "bug": {path: [[0, len(right.encode()), wrong]]},
+        "operators": [operator], "functions": [f"{path}:{dotted}"], "lines": right.count("\n"), "issue": issue,
     }  # fmt: skip
     return Task(f"code/lesson/{index}", FAMILY, "train", index, (Message("user", issue),), data, 1.0)
-
-
-def is_right(changed: Mapping[str, str | None], buggy: Sequence[str]) -> bool:
-    """Whether an episode's changes give the released texts and nothing else."""
-    now = {path: text.encode() for path, text in changed.items() if text is not None}
-    return set(buggy) <= set(changed) and now == {path: tree().get(path) for path in changed}

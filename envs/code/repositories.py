@@ -107,9 +107,9 @@ class Repositories:
 
 
 def _lesson(task: Task) -> Repository:
-    library = lessons.tree()
-    buggy = tasks.buggy_files(library, task.data["bug"])
-    return Repository(lessons.PACKAGE.name, lessons.PACKAGE, library, buggy, {}, {})
+    files = {path: text.encode() for path, text in task.data["files"].items()}
+    buggy = tasks.buggy_files(files, task.data["bug"])
+    return Repository(lessons.PACKAGE.name, lessons.PACKAGE, files, buggy, {}, {})
 
 
 def _top(path: str) -> tuple[str, str]:

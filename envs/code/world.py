@@ -54,7 +54,7 @@ def make_world(
         packages, sizes, seed: see tasks.build; without packages, all. families: those that are asked.
         max_function_lines: > 0 asks only for bugs in functions of at most so many lines.
         operators: kinds of bugs; with some of them, no others are made, nor in longer functions: more of these, then.
-        lessons: > 0: demonstrations are of so many lessons (lessons.py), of the same bugs, not of training tasks.
+        lessons: > 0: demonstrations are of so many lessons (lessons.py), with the same bugs, not of training tasks.
         instances, checkouts: a JSONL file in SWE-bench's form and a folder of git repositories: these tasks instead,
         all in
             the train split.

@@ -1,6 +1,7 @@
 """Lessons are of a library, judged by their text, and never among tasks; bugs of chosen kinds are of those alone."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -46,16 +47,37 @@ def world(library, tmp_path):
 
 
 def test_lessons_are_of_the_kinds_asked_in_a_drawn_order(library, tmp_path):
-    found = lessons.build(3, tmp_path, kinds=KINDS)
-    assert sorted(task.data["operators"][0] for task in found) == ["compare", "compare", "drop_not"]
-    assert {task.data["functions"][0] for task in found} == {"shop/till.py:Till.add", "shop/till.py:Till.is_open"}
-    assert lessons.build(3, tmp_path, kinds=KINDS) == found
+    found = lessons.build(6, tmp_path, kinds=KINDS)
+    assert sorted(task.data["operators"][0] for task in found[:3]) == ["compare", "compare", "drop_not"]
+    assert lessons.build(6, tmp_path, kinds=KINDS) == found
     assert {tuple(t.data["operators"]) for s in range(9) for t in lessons.build(1, tmp_path, seed=s, kinds=KINDS)} == {
         ("compare",),
         ("drop_not",),
     }
-    with pytest.raises(ValueError, match="got n=4, but Python's library has 3 sites"):
-        lessons.build(4, tmp_path, kinds=KINDS)
+    with pytest.raises(ValueError, match="Python's library has no place for such a bug"):
+        lessons.build(1, tmp_path, kinds=tasks.Kinds(("truth",), 12))
+
+
+def test_a_lesson_comes_again_under_other_names(library, tmp_path):
+    """The same function and the same bug, with words in the places of words: nothing else is different."""
+    found = lessons.build(3 * 20, tmp_path, kinds=KINDS)
+    again = [task for task in found if task.data["operators"] == ["drop_not"]]
+    texts = [text for task in again for text in task.data["files"].values()]
+    assert len({path for task in again for path in task.data["files"]}) > 3 and len(set(texts)) > 3
+    shape = r"class \w+:\n    def (\w+)\(self\):\n        return not self\.\w+ and self\.\w+ >= 0\n"
+    for task, text in zip(again, texts, strict=True):
+        (path,) = task.data["files"]
+        name = re.fullmatch(shape, text).group(1)
+        assert task.data["functions"] == [f"{path}:{text[6:].partition(':')[0]}.{name}"]
+        ((_, _, wrong),) = task.data["bug"][path]
+        assert wrong == text.replace("not ", "")
+
+
+def test_an_earlier_function_of_the_same_name_is_no_place_for_a_bug(monkeypatch):
+    one = "    def f(a):\n        return a,not a\n"
+    monkeypatch.setattr(lessons, "tree", lambda: {"twice.py": f"class A:\n{one}{one}".encode()})
+    ((right, wrong, *_),) = lessons._snippets(tasks.Kinds(("drop_not",), 12))[0]
+    assert (right, wrong) == (one[:-1], one[:-1].replace("not a", "a"))
 
 
 def test_a_lesson_is_judged_by_its_text(world):

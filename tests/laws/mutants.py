@@ -2312,8 +2312,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_code_lessons.py::test_a_lesson_is_judged_by_its_text",
         "envs/code/lessons.py",
-        "return set(buggy) <= set(changed) and now == {path: tree().get(path) for path in changed}",
-        "return set(buggy) <= set(changed)",
+        'return changed == task.data["files"]',
+        'return set(task.data["files"]) == set(changed)',
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_a_lesson_comes_again_under_other_names",
+        "envs/code/lessons.py",
+        "right, wrong, name = _renamed(right, new), _renamed(wrong, new), new.get(name, name)",
+        "right, wrong, name = _renamed(right, new), wrong, new.get(name, name)",
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_an_earlier_function_of_the_same_name_is_no_place_for_a_bug",
+        "envs/code/lessons.py",
+        "if not begin <= site.start < site.end <= end:",
+        "if not site.start < site.end <= end:",
     ),
     Mutant(
         "tests/envs/test_code_lessons.py::test_a_wrong_demonstration_edits_what_the_prompt_shows",

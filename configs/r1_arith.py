@@ -1,11 +1,11 @@
 """DeepSeek-R1 style, small: one turn, `<think>` then `<answer>`, rewarded for accuracy and form, on two CPU cores.
 
 Run:    python -m launch.quickstart --config=configs/r1_arith.py --workdir=runs/r1_arith/seed0
-Cost:   not measured alone yet (900 steps of warm start and 30 of GRPO).
-Expect: not measured whole. The warm start cut at step 653, its rate still high: held-out greedy success .68, of sums by
-        level .81 .85 .43 (192 validation tasks; at step 323 .35, and .26 .35 .00: by then the columns are copied and
-        ordered right, and the table of one-digit sums is not known yet). After 250 whole steps sums were .01, and RL
-        does not bring a table that is not there. Of 2,000 test tasks 406 questions are different.
+Cost:   3 to 4 minutes on one CPU core (warm start 2.7, RL .5).
+Expect: held-out sampled success .40 ± .04 → .84 ± .06, greedy .81 → .89 (3 seeds, 256 tasks, commit cfcf0f9): days and
+        units .93 to .97, sums of one digit .84, of three .32. Before the warm start is whole sums are .01: copying and
+        ordering the columns come first, the table of one-digit sums last, and RL does not bring a table that is not
+        there. Of 2,000 test tasks 406 questions are different.
 """
 
 from configs.arg import parse_arg

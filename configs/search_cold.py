@@ -8,7 +8,7 @@ Run:    python -m launch.sft --config=configs/search_cold.py:taught=true --workd
         python -m launch.train --config=configs/search_cold.py --workdir=runs/search_cold/rl --init=runs/search_cold/sft
         (Without hints: --config.hints.prob=0.)
 Cost:   about that of configs/quickstart.py, whose policy and steps it has.
-Expect: held-out sampled success .02 -> .71, without hints .72 (1 seed, configs/sweeps/hints.py at 2a4ee79): rare
+Expect: held-out sampled success .02 -> .61, without hints .62 (3 seeds, configs/sweeps/hints.py): rare
         successes are enough. A policy taught one hop alone does not know what a hint is for: with hints and without
         .004 before and after (LOG.md).
 """

@@ -3,12 +3,14 @@
 As configs/ttrl_search.py, over the world and policy of configs/r1_arith.py; the reward has no term on the form: it is
 the majority's answer alone.
 
-Run:    python -m launch.sft --config=configs/r1_arith.py --workdir=runs/r1_arith/sft
-        python -m launch.ttrl --config=configs/ttrl_arith.py --workdir=runs/ttrl_arith --init=runs/r1_arith/sft
+Run:    python -m launch.quickstart --config=configs/r1_arith.py --workdir=runs/r1_arith/seed0
+        python -m launch.ttrl --config=configs/ttrl_arith.py --workdir=runs/ttrl_arith --init=runs/r1_arith/seed0/sft
         python -m launch.ttrl --config=configs/ttrl_arith.py --workdir=runs/ttrl_arith_each --per_query \\
-            --init=runs/r1_arith/sft
-Cost:   not measured yet.
-Expect: not measured yet.
+            --init=runs/r1_arith/seed0/sft
+Cost:   under a minute on one CPU core; with --per_query 2 s a query to adapt, .1 s to answer.
+Expect: from the warm start (3 seeds) avg@16 of the 64 tasks adapted to .41 → .60, where maj@16 was .59, of others
+        .44 → .60; but greedy .80 → .63: an answer is agreed on, not found. From after RL (--init=.../rl) .86 → .86,
+        maj@16 before .91. One query at a time (8 queries, 1 seed): avg@16 .52 → .55, maj@16 .75 → .63.
 """
 
 from configs import r1_arith

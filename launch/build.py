@@ -47,6 +47,7 @@ from rl.timeline import Timeline, unrecorded
 from rl.types import Trajectory, TrajectoryBatch
 
 MOST_PLAYED = 10  # demonstrations for each that is kept
+WATCHDOG_S, MARGIN_S = 600.0, 60.0  # of a pool: without any progress, and beyond what has a deadline of its own
 EVAL_TICKETS = 2**30  # evaluation draws under tickets that training never reaches
 
 
@@ -441,7 +442,8 @@ def build_pool(
     abandonment: Abandonment = NEVER,
 ) -> Pool:
     """A pool that can train; with a constraint, of every turn, one that can only evaluate; with rules to give an
-    episode up one that can only train.
+    episode up one that can only train. Its watchdog waits ten minutes at least, and always longer than a call of the
+    world may take.
     """
     r = plan.rollout
     return Pool(
@@ -452,6 +454,7 @@ def build_pool(
         seed=plan.seed,
         sampling=Sampling(temperature=plan.rl.temperature),
         call_deadline_s=r.call_deadline_s,
+        watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S),
         budget=Budget(infrastructure=r.retries, data=r.data_retries, group=r.group_retries),
         max_seconds=r.max_world_s or None,
         max_turn_tokens=r.max_turn_tokens,

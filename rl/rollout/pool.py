@@ -24,6 +24,8 @@ from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
 
+_DID = ("tokens_kept", "tokens_prefilled")  # of an engine's counts
+
 
 class PoolError(RuntimeError):
     """The pool cannot go on; the message and `__cause__` say why."""
@@ -51,8 +53,9 @@ class Pool:
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
     the world its thread. `budget` says how often a member that ended as ENV_ERROR is tried again; with fewer than
     `min_scored` scored members the group is dropped. `failures_in_row` world errors without one scored episode between,
-    or `watchdog_s` without any progress, are fatal. `calls` bounds the calls of the world at once; a call that waits
-    for its turn has not begun.
+    or `watchdog_s` in which nothing moved, are fatal: no call of a world ran or ended, and no token came. (A call that
+    runs may take its deadline.) `calls` bounds the calls of the world at once; a call that
+    waits for its turn has not begun.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Pool:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._left: EngineClosed | None = None  # why it has no engine any more
-        self._progress_s = time.monotonic()
+        self._progress_s, self._moved = time.monotonic(), None  # when something moved last, and the counts of then
         self._slots: list[_Slot] = []
         self._lost: list[_Slot] = []
         with self._lock:
@@ -182,7 +185,7 @@ class Pool:
                 "members_open": sum(t is None for group in self._table.groups for t in group.ended.values()),
                 "groups_waiting": waiting,
                 "in_flight": self._in_flight,
-                "world_calls": sum(slot.calls for slot in self._slots + self._lost),
+                "world_calls": self._ended_calls(),
                 "world_s": sum(slot.call_s for slot in self._slots + self._lost),
                 "live_threads": threads,
                 "hung_threads": hung,
@@ -278,6 +281,9 @@ class Pool:
         self._table.jobs.clear()
         self._lock.notify_all()
         self._work_there.notify_all()
+
+    def _ended_calls(self) -> int:
+        return sum(slot.calls for slot in self._slots + self._lost)
 
     def _may_begin(self) -> bool:
         return bool(self._table.jobs) and self._in_flight < self._most_in_flight
@@ -398,16 +404,19 @@ class Pool:
 
     def _inspect(self) -> float:
         """Look at every running call once; the seconds until the next look."""
+        engine = self._engine.stats()
         with self._lock:
             now = time.monotonic()
             # The environment threads write `call_since` without the lock: one read, one truth.
             running = [(slot, now - since) for slot in self._slots if (since := slot.call_since) is not None]
             hung = [(slot, seconds) for slot, seconds in running if seconds > self._call_deadline_s]
             sessions = [self._replace(slot, seconds) for slot, seconds in hung]
+            moved = (self._ended_calls(), *(engine.get(name) for name in _DID))
+            if running or moved != self._moved:
+                self._progress_s, self._moved = now, moved
             if self._table.groups and self._failure is None and now - self._progress_s > self._watchdog_s:
-                engine = self._engine.stats()
                 left = f"{len(self._table.groups)} groups open; engine: {engine}"
-                self._fail(PoolError(f"no episode ended in {self._watchdog_s} s, {left}"))
+                self._fail(PoolError(f"no call of a world ended and no token came in {self._watchdog_s} s, {left}"))
             # A call that begins later has a later deadline: the earliest of those running now is the next to look at.
             due = [since + self._call_deadline_s for s in self._slots if (since := s.call_since) is not None]
             pause = min([*due, now + self._call_deadline_s, now + self._watchdog_s]) - now

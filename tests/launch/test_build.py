@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from configs import qa_file, quickstart
-from launch import build, runs
+from launch import build, runs, worlds
 from launch.plan import make_plan
 from models.codec import Codec
 from models.config import Lora
@@ -155,3 +155,10 @@ def test_the_rows_that_a_template_may_make_must_fit_a_batch(search):
     assert build.build_packer(enough, drops, world).keywords["shares"] is True
     keeps = Codec(ct.make_tokenizer(ct.SMOLLM2, ct.QWEN_TOKENS, ct.QWEN))
     assert build.build_packer(search, keeps, world).keywords["shares"] is False
+
+
+@pytest.mark.parametrize(("deadline_s", "waits_s"), [(30.0, 600.0), (3600.0, 3660.0)])
+def test_no_call_that_a_plan_allows_is_a_hang(search, monkeypatch, deadline_s, waits_s):
+    monkeypatch.setattr(build, "Pool", lambda *args, **how: how)
+    plan = dataclasses.replace(search, rollout=dataclasses.replace(search.rollout, call_deadline_s=deadline_s))
+    assert build.build_pool(plan, None, worlds.Placed(None, None), None)["watchdog_s"] == waits_s

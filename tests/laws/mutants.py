@@ -2518,6 +2518,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "if t.status.scored and t.rows]",
     ),
     Mutant(
+        "tests/rl/test_pool.py::test_whatever_moves_is_progress",
+        "rl/rollout/pool.py",
+        "if running or moved != self._moved:",
+        "if moved != self._moved:",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_whatever_moves_is_progress",
+        "rl/rollout/pool.py",
+        "moved = (self._ended_calls(), *(engine.get(name) for name in _DID))",
+        "moved = (*(engine.get(name) for name in _DID),)",
+    ),
+    Mutant(
+        "tests/launch/test_build.py::test_no_call_that_a_plan_allows_is_a_hang",
+        "launch/build.py",
+        "watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S),",
+        "watchdog_s=WATCHDOG_S,",
+    ),
+    Mutant(
         "tests/launch/test_evaluate.py::test_who_is_held_out_is_asked_as_often_as_the_config_says",
         "launch/evaluate.py",
         '"samples": plan.eval.final_samples}',

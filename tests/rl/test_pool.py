@@ -12,6 +12,7 @@ import pytest
 from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
 from models.config import ModelConfig
 from models.sampling import Sampling
+from rl.rollout import pool as pools
 from rl.rollout.engine import Engine
 from rl.rollout.failures import Budget
 from rl.rollout.keys import request_key
@@ -378,9 +379,45 @@ def test_a_world_that_cannot_be_made_is_the_worlds_fault():
 def test_no_progress_is_noticed():
     pool = make_pool(engine=FakeEngine(blocks=True), watchdog_s=0.1)
     pool.submit_group(0, TASK, 2)
-    with pytest.raises(PoolError, match="no episode ended in 0.1 s, 1 groups open"):
+    with pytest.raises(PoolError, match="no token came in 0.1 s, 1 groups open"):
         pool.next_group(5)
     assert pool.close()
+
+
+class Clock:
+    """Monotonic seconds that pass when a test says so. For the rest it is the module `time`."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+
+    def monotonic(self):
+        return self.now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+@pytest.mark.parametrize("moves", ["a call ended", "a call runs", "a token came", "nothing"])
+def test_whatever_moves_is_progress(monkeypatch, moves):
+    """An episode of many calls, or of one that takes long, is no hang, however long no episode ends."""
+    clock, engine = Clock(), FakeEngine(blocks=True)
+    pool = make_pool(engine=engine, watchdog_s=100.0, call_deadline_s=1e6, threads=1)
+    monkeypatch.setattr(engine, "stats", lambda: {"tokens_kept": clock.now if moves == "a token came" else 7})
+    pool.submit_group(0, TASK, 1)
+    while not engine.sessions:
+        time.sleep(0.001)
+    monkeypatch.setattr(pools, "time", clock)
+    slot = pool._slots[0]
+    for _ in range(5):
+        if moves == "a call runs":
+            slot.call_since = clock.now
+        slot.calls += moves == "a call ended"
+        pool._inspect()
+        clock.now += 99.0
+    failed, slot.call_since = pool._failure, None
+    monkeypatch.undo()
+    assert pool.close()
+    assert isinstance(failed, PoolError) if moves == "nothing" else failed is None
 
 
 def test_run_many_keeps_the_order_of_tasks_and_apart_from_training_groups():

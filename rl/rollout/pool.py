@@ -52,10 +52,11 @@ class Pool:
     `make_env` makes one world, in the thread that plays it. `episode` is `rl.rollout.worker.run_episode`, called as
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
     the world its thread. `budget` says how often a member that ended as ENV_ERROR is tried again; with fewer than
-    `min_scored` scored members the group is dropped. `failures_in_row` world errors without one scored episode between,
-    or `watchdog_s` in which nothing moved, are fatal: no call of a world ran or ended, and no token came. (A call that
-    runs may take its deadline.) `calls` bounds the calls of the world at once; a call that
-    waits for its turn has not begun.
+    `min_scored` scored members the group is dropped. While the infrastructure fails, pauses that double come before
+    further attempts. Fatal are `failures_in_row` world errors without one scored episode between, those of the
+    infrastructure among them where that has lasted `outage_s`; and `watchdog_s` in which nothing moved: no call of a
+    world ran or ended, no token came, and no pause was waited for. (A call that runs may take its deadline.) `calls`
+    bounds the calls of the world at once; a call that waits for its turn has not begun.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Pool:
         budget: Budget = BUDGET,
         min_scored: int = MIN_SCORED,
         failures_in_row: int = 256,
+        outage_s: float = 60.0,
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,
         calls: CallLimit | None = None,
@@ -85,7 +87,7 @@ class Pool:
         self._counts = counts  # of the places that worlds are in
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
-        self._failures_in_row = failures_in_row
+        self._failures_in_row, self._outage_s = failures_in_row, outage_s
         self._episode, self._limits = episode, limits
 
         self._most_in_flight, self._in_flight = threads, 0  # episodes
@@ -264,14 +266,16 @@ class Pool:
 
     def _end(self, job: Job, trajectory: Trajectory) -> None:
         """One attempt is over."""
-        if not self._table.end(job, trajectory):
+        now, table = time.monotonic(), self._table
+        if not table.end(job, trajectory, now):
             return
-        self._progress_s = time.monotonic()
-        in_row = self._table.failed_in_row
+        self._progress_s = now
+        lasted_s = now - table.failing_since_s if table.failed_in_row else 0.0
+        in_row = table.failed_in_row if lasted_s >= self._outage_s else table.data_in_row
         if in_row >= self._failures_in_row:
             note = trajectory.facts.get("error", "no note")
-            self._fail(EnvError(f"{in_row} episodes in a row ended as ENV_ERROR; the last: {note}"))
-        if self._table.jobs:  # it may be tried again
+            self._fail(EnvError(f"{in_row} episodes in a row ended as ENV_ERROR in {lasted_s:.0f} s; the last: {note}"))
+        if table.jobs:  # it may be tried again
             self._work_there.notify()
         self._lock.notify_all()
 
@@ -286,7 +290,21 @@ class Pool:
         return sum(slot.calls for slot in self._slots + self._lost)
 
     def _may_begin(self) -> bool:
-        return bool(self._table.jobs) and self._in_flight < self._most_in_flight
+        in_pause = time.monotonic() < self._table.not_before_s
+        return bool(self._table.jobs) and not in_pause and self._in_flight < self._most_in_flight
+
+    def _await_job(self, slot: _Slot) -> Job | None:
+        """The next job, counted as in flight; None: there is none any more for this thread."""
+        while not (self._ended() or slot.lost or self._may_begin()):
+            left_s = self._table.not_before_s - time.monotonic()
+            self._work_there.wait(left_s if self._table.jobs and left_s > 0 else None)
+        if self._ended() or slot.lost:
+            return None
+        self._in_flight += 1
+        job = self._table.jobs.popleft()
+        if self._may_begin():  # whoever was woken for the next one may have waited for the end of a pause
+            self._work_there.notify()
+        return job
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -306,11 +324,9 @@ class Pool:
         try:
             while True:
                 with self._lock:
-                    self._work_there.wait_for(lambda: self._ended() or slot.lost or self._may_begin())
-                    if self._ended() or slot.lost:
+                    slot.job = job = self._await_job(slot)
+                    if job is None:
                         return
-                    slot.job = job = self._table.jobs.popleft()
-                    self._in_flight += 1
                 trajectory = self._play(slot, job)
                 with self._lock:
                     slot.job = None
@@ -412,7 +428,7 @@ class Pool:
             hung = [(slot, seconds) for slot, seconds in running if seconds > self._call_deadline_s]
             sessions = [self._replace(slot, seconds) for slot, seconds in hung]
             moved = (self._ended_calls(), *(engine.get(name) for name in _DID))
-            if running or moved != self._moved:
+            if running or moved != self._moved or now < self._table.not_before_s:
                 self._progress_s, self._moved = now, moved
             if self._table.groups and self._failure is None and now - self._progress_s > self._watchdog_s:
                 left = f"{len(self._table.groups)} groups open; engine: {engine}"

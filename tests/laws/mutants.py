@@ -155,8 +155,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
         "rl/rollout/pool.py",
-        "return bool(self._table.jobs) and self._in_flight < self._most_in_flight",
-        "return bool(self._table.jobs)",
+        "return bool(self._table.jobs) and not in_pause and self._in_flight < self._most_in_flight",
+        "return bool(self._table.jobs) and not in_pause",
     ),
     Mutant(
         "tests/rl/test_concurrency.py::test_who_waits_for_a_turn_when_the_pool_closes_is_cancelled",
@@ -2520,14 +2520,38 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_pool.py::test_whatever_moves_is_progress",
         "rl/rollout/pool.py",
-        "if running or moved != self._moved:",
-        "if moved != self._moved:",
+        "if running or moved != self._moved or now < self._table.not_before_s:",
+        "if moved != self._moved or now < self._table.not_before_s:",
     ),
     Mutant(
         "tests/rl/test_pool.py::test_whatever_moves_is_progress",
         "rl/rollout/pool.py",
         "moved = (self._ended_calls(), *(engine.get(name) for name in _DID))",
         "moved = (*(engine.get(name) for name in _DID),)",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_the_longer_the_infrastructure_fails_the_longer_nothing_begins",
+        "rl/rollout/table.py",
+        "return min(max(FIRST_PAUSE_S, lasted_s), MOST_PAUSE_S)",
+        "return FIRST_PAUSE_S",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_an_outage_is_fatal_only_when_it_lasts",
+        "rl/rollout/pool.py",
+        "in_row = table.failed_in_row if lasted_s >= self._outage_s else table.data_in_row",
+        "in_row = table.failed_in_row",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_after_a_pause_every_thread_that_has_work_begins",
+        "rl/rollout/pool.py",
+        "return bool(self._table.jobs) and not in_pause and self._in_flight < self._most_in_flight",
+        "return bool(self._table.jobs) and self._in_flight < self._most_in_flight",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_the_first_that_comes_through_ends_the_pause",
+        "rl/rollout/table.py",
+        "self.failed_in_row, self.data_in_row, self.not_before_s = 0, 0, -math.inf",
+        "self.failed_in_row, self.data_in_row = 0, 0",
     ),
     Mutant(
         "tests/launch/test_build.py::test_no_call_that_a_plan_allows_is_a_hang",

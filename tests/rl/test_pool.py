@@ -13,6 +13,7 @@ from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
 from models.config import ModelConfig
 from models.sampling import Sampling
 from rl.rollout import pool as pools
+from rl.rollout import table as tables
 from rl.rollout.engine import Engine
 from rl.rollout.failures import Budget
 from rl.rollout.keys import request_key
@@ -297,15 +298,76 @@ def test_a_dead_producer_reaches_the_consumer():
     assert pool.close() and pool.stats()["groups_open"] == 0
 
 
-def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row():
+def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row(monkeypatch):
+    monkeypatch.setattr(tables, "MOST_PAUSE_S", 0.0)
+
     def play(action):
         raise ConnectionError("no route to the world")
 
-    pool = make_pool(play, budget=Budget(infrastructure=1), failures_in_row=6)
+    pool = make_pool(play, budget=Budget(infrastructure=1), failures_in_row=6, outage_s=0.0)
     with pytest.raises(PoolError, match="6 episodes in a row .* no route to the world"):
         for ticket in range(10):
             pool.submit_group(ticket, TASK, 2)
             assert pool.next_group(5).dropped
+    assert pool.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), KeyError("rows")], ids=["lost", "data"])
+def test_an_outage_is_fatal_only_when_it_lasts(monkeypatch, error):
+    """What fails for its data fails as well a minute later; a service may have come back."""
+    monkeypatch.setattr(tables, "MOST_PAUSE_S", 0.0)
+    left = [error] * 40
+
+    def play(action):
+        if left:
+            raise left.pop()
+        return ok(action)
+
+    pool, dropped = make_pool(play, budget=Budget(1, 1), failures_in_row=6, threads=1), []
+    try:
+        for ticket in range(11):
+            pool.submit_group(ticket, TASK, 2)
+            dropped.append(pool.next_group(10).dropped)
+    except PoolError as failed:
+        assert isinstance(error, KeyError) and "6 episodes in a row" in str(failed)
+    else:
+        assert isinstance(error, ConnectionError) and dropped == [True] * 10 + [False]
+    assert pool.close()
+
+
+def test_after_a_pause_every_thread_that_has_work_begins():
+    """None was woken for its job: the threads that waited for the pause were."""
+    all_there, pool = threading.Barrier(4), None
+
+    def play(action):
+        assert time.monotonic() >= until
+        all_there.wait(10)
+        return ok(action)
+
+    pool = make_pool(play)
+    until = pool._table.not_before_s = time.monotonic() + 0.2
+    for ticket in range(4):
+        pool.submit_group(ticket, TASK, 1)
+        time.sleep(0.01)
+    assert [pool.next_group(10).trajectories[0].status for _ in range(4)] == [Status.DONE] * 4
+    assert pool.close()
+
+
+def test_the_first_that_comes_through_ends_the_pause():
+    began, leave = threading.Event(), threading.Event()
+
+    def play(action):
+        began.set()
+        leave.wait(10)
+        return ok(action)
+
+    pool = make_pool(play, threads=3)
+    pool.submit_group(0, TASK, 1)
+    assert began.wait(10)
+    pool._table.not_before_s = time.monotonic() + 1000.0
+    pool.submit_group(1, TASK, 2)
+    leave.set()
+    assert sorted(pool.next_group(10).ticket for _ in range(2)) == [0, 1]
     assert pool.close()
 
 

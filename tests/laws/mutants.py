@@ -2554,6 +2554,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.failed_in_row, self.data_in_row = 0, 0",
     ),
     Mutant(
+        "tests/rl/test_concurrency.py::test_a_reset_that_takes_no_time_says_nothing_of_steps",
+        "rl/rollout/pool.py",
+        '"world_steps": sum(slot.steps for slot in self._slots + self._lost),',
+        '"world_steps": self._ended_calls(),',
+    ),
+    Mutant(
         "tests/launch/test_build.py::test_no_call_that_a_plan_allows_is_a_hang",
         "launch/build.py",
         "watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S),",

@@ -2502,7 +2502,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_task_samplers.py::test_adarft_counts_from_the_first_ticket_that_is_drawn_after_an_update",
         "rl/task_samplers.py",
-        '"first": next_ticket + ahead,',
+        '"first": undrawn,',
         '"first": next_ticket,',
     ),
     Mutant(
@@ -2558,6 +2558,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/rollout/pool.py",
         '"world_steps": sum(slot.steps for slot in self._slots + self._lost),',
         '"world_steps": self._ended_calls(),',
+    ),
+    Mutant(
+        "tests/launch/test_ttrl.py::test_a_query_that_cannot_be_learnt_from_fails_alone",
+        "launch/ttrl.py",
+        'adapted = [record for record in done if "failed" not in record]',
+        'adapted = [{"after": record["before"], **record} for record in done]',
+    ),
+    Mutant(
+        "tests/rl/test_abandon.py::test_metrics_of_a_world_that_says_no_success",
+        "rl/metrics/abandonment.py",
+        "known, kept_known = ([t for t in those if not is_unlabelled(t)] for those in (audited, kept))",
+        "known, kept_known = audited, kept",
+    ),
+    Mutant(
+        "tests/rl/test_curriculum.py::test_what_comes_next_to_the_target_is_drawn_next_however_many_were_refused",
+        "rl/curriculum.py",
+        "undrawn = max(next_ticket, 1 + max(self._drawn, default=-1))",
+        "undrawn = next_ticket + 4",
     ),
     Mutant(
         "tests/launch/test_build.py::test_no_call_that_a_plan_allows_is_a_hang",

@@ -445,9 +445,10 @@ def build_pool(
 ) -> Pool:
     """A pool that can train; with a constraint, of every turn, one that can only evaluate; with rules to give an
     episode up one that can only train. Its watchdog waits ten minutes at least, and always longer than a call of the
-    world may take.
+    world may take, and than a fleet without members needs to say why.
     """
     r, most = plan.rollout, FAILURES_IN_ROW
+    patience_s = place.calls.patience_s if place.calls else 0.0
     if plan.ttrl.per_query:  # all of these may be of one query, which is then left for the next
         most = max(most, 1 + MOST_REFUSED * plan.rl.group_size * (1 + r.data_retries))
     return Pool(
@@ -459,7 +460,7 @@ def build_pool(
         sampling=Sampling(temperature=plan.rl.temperature),
         call_deadline_s=r.call_deadline_s,
         failures_in_row=most,
-        watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S),
+        watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S, patience_s + MARGIN_S),
         budget=Budget(infrastructure=r.retries, data=r.data_retries, group=r.group_retries),
         max_seconds=r.max_world_s or None,
         max_turn_tokens=r.max_turn_tokens,

@@ -29,14 +29,17 @@ _LOOK_S = 0.2  # for the end of the run, while a world is made again
 class CallLimit:
     """At most `most` calls of a world at once, over all threads and pools that share it, first come, first served; and
     no episode begins before the world is there: `ready(seconds)` waits so long at most, and says whether it is (None:
-    it always is).
+    it always is). It says so too when the world has not been there for `patience_s`: calls then say why.
 
     `clock` is monotonic seconds less those that this thread has waited here: what a world's calls are timed by.
     """
 
-    def __init__(self, most: float = math.inf, ready: Callable[[float], bool] | None = None):
+    def __init__(
+        self, most: float = math.inf, ready: Callable[[float], bool] | None = None, *, patience_s: float = 0.0
+    ):
         if most < 1:
             raise ValueError(f"CallLimit: got {most=}, want at least 1")
+        self.patience_s = patience_s
         self._most, self._holders, self._refused, self._ready = most, set(), set(), ready
         self._line: deque[tuple[Any, threading.Event]] = deque()  # who waits, and what tells them that they may go on
         self._lock = threading.Lock()  # guards all above
@@ -179,7 +182,8 @@ def adapting(engine: Any, pool: Any, *, lanes: int, cap: int, period_s: float = 
     def run() -> None:
         try:
             adapt()
-        except BaseException as error:  # raised when the block ends; until then nothing is held back
+        except BaseException as error:  # raised when the block ends well; until then nothing is held back
+            logging.error("episodes in flight: %s: %s", type(error).__name__, error)
             failure.append(error)
             pool.limit_in_flight(cap)
 
@@ -200,5 +204,5 @@ def adapting(engine: Any, pool: Any, *, lanes: int, cap: int, period_s: float = 
     finally:
         stop.set()
         thread.join()
-        if failure:
-            raise failure[0]
+    if failure:  # not in place of what ended the block
+        raise failure[0]

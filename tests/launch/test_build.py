@@ -1,6 +1,7 @@
 """What can be wrong with data, terms and starts is said before a workdir is made."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,3 +163,19 @@ def test_no_call_that_a_plan_allows_is_a_hang(search, monkeypatch, deadline_s, w
     monkeypatch.setattr(build, "Pool", lambda *args, **how: how)
     plan = dataclasses.replace(search, rollout=dataclasses.replace(search.rollout, call_deadline_s=deadline_s))
     assert build.build_pool(plan, None, worlds.Placed(None, None), None)["watchdog_s"] == waits_s
+
+
+def test_a_fleet_without_members_says_why_before_it_is_a_hang(search, monkeypatch):
+    """Also where evaluation has a pool of its own, which has the calls of the other one."""
+
+    class Dead(SimpleNamespace):
+        make_env = ready = stats = close = staticmethod(lambda: None)
+        patience_s = 630.0
+
+    monkeypatch.setattr(worlds, "Fleet", lambda *args, **how: Dead())
+    monkeypatch.setattr(build, "Pool", lambda *args, **how: how)
+    plan = dataclasses.replace(search, rollout=dataclasses.replace(search.rollout, worlds="processes"))
+    with worlds.placed(plan, None) as place:
+        assert build.build_pool(plan, None, place, None)["watchdog_s"] == 690.0
+        again = worlds.Placed(place.make_env, place.calls)
+        assert build.build_pool(plan, None, again, None)["watchdog_s"] == 690.0

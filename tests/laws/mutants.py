@@ -2580,8 +2580,26 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_build.py::test_no_call_that_a_plan_allows_is_a_hang",
         "launch/build.py",
-        "watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S),",
-        "watchdog_s=WATCHDOG_S,",
+        "watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S, patience_s + MARGIN_S),",
+        "watchdog_s=max(WATCHDOG_S, patience_s + MARGIN_S),",
+    ),
+    Mutant(
+        "tests/launch/test_build.py::test_a_fleet_without_members_says_why_before_it_is_a_hang",
+        "launch/worlds.py",
+        "calls = CallLimit(r.calls_at_once or math.inf, fleet.ready, patience_s=fleet.patience_s)",
+        "calls = CallLimit(r.calls_at_once or math.inf, fleet.ready)",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_every_folder_is_durable_before_the_name_is",
+        "rl/checkpoint.py",
+        'folders = sorted(p for p in temporary.rglob("*") if p.is_dir())',
+        "folders = []",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_a_controller_that_fails_does_not_hide_what_ended_the_block",
+        "rl/rollout/concurrency.py",
+        "thread.join()",
+        "raise failure[0]",
     ),
     Mutant(
         "tests/launch/test_evaluate.py::test_who_is_held_out_is_asked_as_often_as_the_config_says",

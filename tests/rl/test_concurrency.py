@@ -333,3 +333,17 @@ def test_a_controller_that_fails_holds_nothing_back_and_is_heard_of():
                 time.sleep(0.01)
     finally:
         pool.close()
+
+
+def test_a_controller_that_fails_does_not_hide_what_ended_the_block():
+    pool, broken = make_pool(threads=2), FakeEngine()
+    broken.stats = dict  # nothing that it could read
+    try:
+        with pytest.raises(ZeroDivisionError), adapting(broken, pool, lanes=1, cap=2, period_s=0.01):
+            end = time.monotonic() + 10
+            while any(thread.name == "pool-in-flight" for thread in threading.enumerate()):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            raise ZeroDivisionError
+    finally:
+        pool.close()

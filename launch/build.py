@@ -39,6 +39,7 @@ from rl.rollout.batcher import pack
 from rl.rollout.concurrency import adapting
 from rl.rollout.engine import Engine
 from rl.rollout.failures import Budget
+from rl.rollout.feeder import MOST_REFUSED
 from rl.rollout.pool import Group, Pool
 from rl.rollout.replicas import Replicas
 from rl.rollout.staleness import StalenessGate
@@ -47,6 +48,8 @@ from rl.timeline import Timeline, unrecorded
 from rl.types import Trajectory, TrajectoryBatch
 
 MOST_PLAYED = 10  # demonstrations for each that is kept
+FAILURES_IN_ROW = 256
+WATCHDOG_S, MARGIN_S = 600.0, 60.0  # of a pool: without any progress, and beyond what has a deadline of its own
 EVAL_TICKETS = 2**30  # evaluation draws under tickets that training never reaches
 
 
@@ -442,9 +445,13 @@ def build_pool(
     abandonment: Abandonment = NEVER,
 ) -> Pool:
     """A pool that can train; with a constraint, of every turn, one that can only evaluate; with rules to give an
-    episode up one that can only train.
+    episode up one that can only train. Its watchdog waits ten minutes at least, and always longer than a call of the
+    world may take, and than a fleet without members needs to say why.
     """
-    r = plan.rollout
+    r, most = plan.rollout, FAILURES_IN_ROW
+    patience_s = place.calls.patience_s if place.calls else 0.0
+    if plan.ttrl.per_query:  # all of these may be of one query, which is then left for the next
+        most = max(most, 1 + MOST_REFUSED * plan.rl.group_size * (1 + r.data_retries))
     return Pool(
         engine,
         place.make_env,
@@ -453,6 +460,8 @@ def build_pool(
         seed=plan.seed,
         sampling=Sampling(temperature=plan.rl.temperature),
         call_deadline_s=r.call_deadline_s,
+        failures_in_row=most,
+        watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S, patience_s + MARGIN_S),
         budget=Budget(infrastructure=r.retries, data=r.data_retries, group=r.group_retries),
         max_seconds=r.max_world_s or None,
         max_turn_tokens=r.max_turn_tokens,

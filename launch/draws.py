@@ -49,7 +49,6 @@ def build_curriculum(plan: Plan, tasks: Sequence[Task]) -> Curriculum:
             sensitivity=c.sensitivity,
             wanted=c.wanted,
             seed=plan.seed,
-            ahead=round((1 - c.epsilon) * plan.rl.max_staleness * plan.rl.groups_per_batch),
         ),
         "plr": lambda: task_samplers.plr(n, temperature=c.temperature, staleness=c.staleness, replay=c.replay),
     }

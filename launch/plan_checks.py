@@ -261,6 +261,11 @@ def _check_rl(plan: "Plan") -> None:
         f"ttrl.per_query with rl.max_staleness={rl.max_staleness}: a query's tickets are its own; set it to 0",
     )
     refuse(
+        plan.ttrl.per_query and rl.drop_equal_groups,
+        "ttrl.per_query with rl.drop_equal_groups: the groups of a query on which the policy agrees with itself, as it "
+        "is to in the end, are all refused, and no step is ever complete; set either to False",
+    )
+    refuse(
         plan.ttrl.per_query and rl.ref_every > 0 and plan.ttrl.steps % rl.ref_every != 0,
         f"ttrl.per_query with ttrl.steps={plan.ttrl.steps}, rl.ref_every={rl.ref_every}: the second query's reference "
         "would be refreshed after other steps than the first's; make it a multiple",

@@ -9,7 +9,8 @@ What the policy gained on tasks that it was not adapted to is reported apart: `e
 
 With `--per_query` (`ttrl.per_query`) each of `ttrl.queries` tasks is adapted to alone, for `ttrl.steps` steps of one
 group, from the start's weights and a fresh optimizer; it is answered, and the next one starts from the start's weights
-again. One learner and one engine serve all of them: nothing is compiled twice.
+again. One learner and one engine serve all of them: nothing is compiled twice. A query whose groups are all refused, or
+on which the world always fails, is recorded as failed, with the reason, and is in no mean.
 
 D/result.json: before and after avg@k, pass@k and maj@k for k up to `ttrl.samples`, greedy, and how good the majority is
 as a label (rl/metrics/majority.py); seconds, and for a query its sampled tokens. `--workdir=D` alone resumes.
@@ -105,8 +106,15 @@ def each_query(plan: Plan, workdir: cli.Workdir, init: Path | None, result: dict
         reinforce.publish(parts, live, start, _version(plan, len(queries)))
     if len(done) < len(queries):
         raise runs.Stopped(f"stopped after {len(done)} of {len(queries)} queries; --workdir={workdir} alone goes on")
+    adapted = [record for record in done if "failed" not in record]
+    if not adapted:
+        raise RuntimeError(
+            f"got no step on any of {len(done)} queries, want one at least that can be adapted to; result.json says "
+            f"why; the last: {done[-1]['failed']}"
+        )
+    result["failed"] = len(done) - len(adapted)
     for when in ("before", "after"):
-        result[when] = averaged([record[when] for record in done])
+        result[when] = averaged([record[when] for record in adapted])
     for name in ("adapt_s", "answer_s", "adapt_tokens", "answer_tokens"):
         result[name] = sum(record[name] for record in done)
     write_json(workdir / "result.json", result)
@@ -114,12 +122,13 @@ def each_query(plan: Plan, workdir: cli.Workdir, init: Path | None, result: dict
 
 def adapt_to(parts: "Parts", live: "Live", query: "Task", i: int) -> dict[str, Any] | None:
     """Query i by the policy as it is, `ttrl.steps` steps on it alone, and by the policy that came of them; None where a
-    signal came first. Tickets, versions and steps are functions of i: it is the same query whatever came before.
+    signal came first. One that cannot be learnt from has `failed`, the reason, and no `after`. Tickets, versions and
+    steps are functions of i: it is the same query whatever came before.
     """
     from launch import draws, reinforce
     from rl.loop import Progress
-    from rl.quarantine import Quarantine
-    from rl.rollout.feeder import MOST_REFUSED
+    from rl.quarantine import Quarantine, QuarantineError
+    from rl.rollout.feeder import MOST_REFUSED, AllRefused
 
     plan, end, played = parts.plan, (i + 1) * parts.plan.rl.steps, []
     before = measure(plan, live.eval_pool, [query], played, first=i)
@@ -135,21 +144,25 @@ def adapt_to(parts: "Parts", live: "Live", query: "Task", i: int) -> dict[str, A
     tasks["quarantine"] = Quarantine(1)
     first = i * plan.rl.steps
     progress = Progress(step=first, version=_version(plan, i), ticket=first * MOST_REFUSED)
-    reinforce.train(
-        dataclasses.replace(parts, progress=progress, options={**parts.options, **tasks}),
-        dataclasses.replace(live, keep_episodes=keep, save=lambda state, progress, score: None),
-        steps=end,
-    )
-    if progress.step < end:
-        return None
-    began = time.monotonic()
-    after = measure(plan, live.eval_pool, [query], played, first=i)
+    try:
+        reinforce.train(
+            dataclasses.replace(parts, progress=progress, options={**parts.options, **tasks}),
+            dataclasses.replace(live, keep_episodes=keep, save=lambda state, progress, score: None),
+            steps=end,
+        )
+    except (AllRefused, QuarantineError) as error:  # of this query; the pool and the engine are as they were
+        answer, began = {"failed": str(error)}, time.monotonic()
+    else:
+        if progress.step < end:
+            return None
+        began = time.monotonic()
+        answer = {"after": measure(plan, live.eval_pool, [query], played, first=i)}
     answer_s = time.monotonic() - began
     live.keep_evaluated(end, played)
     return {
         "task_id": query.task_id,
         "before": before,
-        "after": after,
+        **answer,
         "adapt_s": progress.trained_s,
         "answer_s": answer_s,
         "adapt_tokens": adapt_tokens,
@@ -288,7 +301,8 @@ def table(result: dict[str, Any]) -> str:
     """The result for the terminal."""
     k = str(max(map(int, _of(result, "before")["maj_at_k"]), default=1))
     lines = [
-        f"{result['name']}, seed {result['seed']}, commit {result['commit']}: {result['n']} tasks of {result['split']}",
+        f"{result['name']}, seed {result['seed']}, commit {result['commit']}: {result['n']} tasks of {result['split']}"
+        + (f", {result['failed']} of them failed" if result.get("failed") else ""),
         f"{'':18}" + "".join(f"{name:>16}" for name in (f"avg@{result['samples']}", f"pass@{k}", f"maj@{k}", "greedy")),
     ]
     for name in ("adapted", "held_out") if "held_out" in result else ("adapted",):

@@ -45,7 +45,8 @@ def placed(plan: Plan, world: World) -> Iterator[Placed]:
     with _members(r.worlds, r.ray_address) as member:
         start = partial(member, plan.world, plan.world_options)
         with contextlib.closing(Fleet(start, r.processes, deadline_s=deadline_s(r.call_deadline_s))) as fleet:
-            yield Placed(fleet.make_env, CallLimit(r.calls_at_once or math.inf, fleet.ready), fleet.stats)
+            calls = CallLimit(r.calls_at_once or math.inf, fleet.ready, patience_s=fleet.patience_s)
+            yield Placed(fleet.make_env, calls, fleet.stats)
 
 
 def deadline_s(call_deadline_s: float) -> float:

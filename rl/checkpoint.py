@@ -202,7 +202,8 @@ class Checkpoints:
             files = sorted(p for p in temporary.rglob("*") if p.is_file())
             manifest["files"] = {str(p.relative_to(temporary)): [p.stat().st_size, _crc32(p)] for p in files}
             (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
-            for path in [*files, temporary / "manifest.json", temporary]:
+            folders = sorted(p for p in temporary.rglob("*") if p.is_dir())
+            for path in [*files, temporary / "manifest.json", *folders, temporary]:  # a folder has its files' names
                 _fsync(path)
             path = self.folder / f"{manifest['step']:08d}"
             os.rename(temporary, path)

@@ -135,11 +135,18 @@ class Curriculum:
         return outcome(ticket, index, trajectories)
 
     def observe(self, outcomes: Iterable[Sequence[Any]], next_ticket: int) -> None:
-        """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is settled."""
-        if self._sampler:
+        """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is settled.
+
+        What this process has drawn beyond it, under the state before, is under way or waits. With max_staleness 0 it is
+        nothing, in every process alike.
+        """
+        if not self._sampler:
+            return
+        with self._lock:
             told = sorted(Outcome(*each) for each in outcomes)
             judged = [one._replace(ticket=self._place(one.ticket)) for one in told if not math.isnan(one.success)]
-            self._set(self._sampler.update(self._state, judged, self._place(next_ticket)))
+            undrawn = max(next_ticket, 1 + max(self._drawn, default=-1))
+            self._set(self._sampler.update(self._state, judged, self._place(next_ticket), self._place(undrawn)))
 
     def _set(self, state: State) -> None:
         with self._lock:

@@ -31,7 +31,8 @@ class Held:
 class Quarantine:
     """Task ids that are held, of `tasks` in all. `report(new, all)` is called by `tell` where that has changed.
 
-    More than `max_frac` of the tasks met so far (at least of 20, at most of `tasks`), or all, are too many.
+    More than `max_frac` of the tasks met so far (at least of 20, at most of `tasks`), or all, are too many. A task is
+    met each time that a group of it is played.
     `holds` may be asked in any thread.
     """
 

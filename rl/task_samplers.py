@@ -37,12 +37,13 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """`start()` is the state before anything was observed; `update(state, outcomes, next_ticket)` the one after a
-    batch, its outcomes in ticket order; `choose(state)` what may be asked for any ticket from `next_ticket` on.
+    """`start()` is the state before anything was observed; `update(state, outcomes, next_ticket, undrawn)` the one
+    after a batch, its outcomes in ticket order; `choose(state)` what may be asked for any ticket from `next_ticket` on.
+    From the ticket `undrawn` on none was chosen for by then: with groups under way it is beyond `next_ticket`.
     """
 
     start: Callable[[], State]
-    update: Callable[[State, Sequence[Outcome], int], State]
+    update: Callable[[State, Sequence[Outcome], int, int], State]
     choose: Callable[[State], Choose]
 
 
@@ -63,7 +64,7 @@ def easy_to_hard(difficulty: Float[np.ndarray, " n"], *, start_frac: float, tick
         quantile = start_frac + (1 - start_frac) * min(1.0, ticket / tickets)
         return int(order[int(u * np.ceil(quantile * len(order) - 1e-9))])  # .07 of 100 is 7, and 7.000000000000001
 
-    return Sampler(dict, lambda state, outcomes, next_ticket: state, lambda state: choose)
+    return Sampler(dict, lambda state, outcomes, next_ticket, undrawn: state, lambda state: choose)
 
 
 def adarft_target(
@@ -81,10 +82,8 @@ def adarft(
     sensitivity: float,
     wanted: float,
     seed: int,
-    ahead: int = 0,
 ) -> Sampler:
     """The tasks next to a target difficulty T: the k-th ticket drawn after an update plays the k-th smallest |d - T|.
-    `ahead` tickets beyond those that are settled have been drawn before it.
 
     Difficulties are put on [0, 100] between the easiest and the hardest task, the scale of the paper's numbers (η 50,
     α 2, β 0.5). Equal distances are ordered anew after each update. R̄ is the mean success rate of a batch's groups.
@@ -95,12 +94,12 @@ def adarft(
         raise ValueError(f"adarft: got {len(difficulty)} tasks, all of difficulty {low:g}; want several")
     scaled = 100 * (np.asarray(difficulty, float) - low) / (high - low)
 
-    def update(state: State, outcomes: Sequence[Outcome], next_ticket: int) -> State:
+    def update(state: State, outcomes: Sequence[Outcome], next_ticket: int, undrawn: int) -> State:
         moved = state["target"]
         if outcomes:
             mean = float(np.mean([outcome.success for outcome in outcomes]))
             moved = adarft_target(moved, mean, step=step, sensitivity=sensitivity, wanted=wanted)
-        return {"target": moved, "first": next_ticket + ahead, "updates": state["updates"] + 1}
+        return {"target": moved, "first": undrawn, "updates": state["updates"] + 1}
 
     def choose(state: State) -> Choose:
         key = np.array([seed, state["updates"]], np.uint64)
@@ -149,7 +148,7 @@ def _by_success(n: int, weights: Callable[[np.ndarray], np.ndarray], decay: floa
     if not 0 < decay <= 1:
         raise ValueError(f"counts of success: got decay {decay}, want more than 0, at most 1")
 
-    def update(state: State, outcomes: Sequence[Outcome], next_ticket: int) -> State:
+    def update(state: State, outcomes: Sequence[Outcome], next_ticket: int, undrawn: int) -> State:
         a, b = state["successes"].copy(), state["failures"].copy()
         for one in outcomes:
             solved, failed = one.judged * one.success, one.judged * (1 - one.success)
@@ -194,7 +193,7 @@ def plr(n: int, *, temperature: float, staleness: float, replay: float) -> Sampl
             "(0, 1]"
         )
 
-    def update(state: State, outcomes: Sequence[Outcome], next_ticket: int) -> State:
+    def update(state: State, outcomes: Sequence[Outcome], next_ticket: int, undrawn: int) -> State:
         scores, played = state["scores"].copy(), state["played"].copy()
         for one in outcomes:
             scores[one.index], played[one.index] = one.spread, one.ticket

@@ -147,6 +147,11 @@ class Fleet:
         with self._changed:
             return self._changed.wait_for(self._is_settled, timeout_s)
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds without a ready member after which nobody waits any longer, and a call says why there is none."""
+        return self._start_s + MOST_PAUSE_S
+
     def stats(self) -> dict[str, int]:
         """Members started, died and retired, and calls that hung, since the start; instances and members now."""
         with self._changed:
@@ -196,7 +201,7 @@ class Fleet:
         )
 
     def _is_settled(self) -> bool:
-        overdue = time.monotonic() - self._ready_s > self._start_s + MOST_PAUSE_S
+        overdue = time.monotonic() - self._ready_s > self.patience_s
         return self._closed or self._failure is not None or overdue or self._free() is not None
 
     def _call(self, running: _Running, instance: int, verb: int, body: bytes, until_s: float | None = None) -> Any:

@@ -16,6 +16,8 @@ sampled after that.
 | `abandon/excluded_frac` | scored episodes | left out of its group's comparison |
 | `abandon/dropped_groups_frac` | groups | refused, and members were left out of its comparison |
 
+Success is of the episodes of which it is known: a world without labels says it of none that ended by itself.
+
 Called a failure, an episode that would have succeeded is taught against: `frac` x (1 - `audited_frac`) x `success` of
 all are. Left out, a group's mean is that of the others: too high by the share left out x (`kept_success` - `success`).
 """
@@ -23,7 +25,7 @@ all are. Left out, a group's mean is that of the others: too high by the share l
 from collections.abc import Sequence
 
 from rl.rewards.compose import reward
-from rl.rewards.outcome import success
+from rl.rewards.outcome import is_unlabelled, success
 from rl.types import Mean, Status, Trajectory
 
 FACT = "abandonment"
@@ -38,6 +40,7 @@ def abandonment_means(groups: Sequence[tuple[Sequence[Trajectory], bool]]) -> di
     found = [t.facts[FACT] for t in ended]
     audited = [t for t in ended if t.facts[FACT]["audited"]]
     kept = [t for t in scored if FACT not in t.facts]
+    known, kept_known = ([t for t in those if not is_unlabelled(t)] for those in (audited, kept))
     rules = [own["rule"] for own in found]
     without = [any(map(_is_excluded, members)) for members, _ in groups]
 
@@ -49,10 +52,10 @@ def abandonment_means(groups: Sequence[tuple[Sequence[Trajectory], bool]]) -> di
         **{f"abandon/{rule}_frac": Mean(rules.count(rule), len(ended)) for rule in sorted(set(rules))},
         "abandon/audited_frac": Mean(len(audited), len(ended)),
         "abandon/turns": Mean(sum(own["turns"] for own in found), len(ended)),
-        "abandon/success": Mean(sum(map(success, audited)), len(audited)),
+        "abandon/success": Mean(sum(map(success, known)), len(known)),
         "abandon/saved_s": after("s"),
         "abandon/saved_tokens": after("tokens"),
-        "abandon/kept_success": Mean(sum(map(success, kept)), len(kept)),
+        "abandon/kept_success": Mean(sum(map(success, kept_known)), len(kept_known)),
         "abandon/excluded_frac": Mean(sum(map(_is_excluded, scored)), len(scored)),
         "abandon/dropped_groups_frac": Mean(
             sum(own and dropped for own, (_, dropped) in zip(without, groups, strict=True)), len(groups)

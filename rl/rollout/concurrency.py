@@ -22,20 +22,24 @@ HALF, FEWER = 0.5, 0.8  # what is left of the episodes in flight: of a crowded w
 FORGOTTEN = 1.1  # at each crowding: a world whose calls have become longer is not crowded for ever
 FEWEST_CALLS = 96  # for a mean: of log-normal seconds (σ = 1) it is then off by 13 % (one standard deviation)
 PERIOD_S = 1.0
+_READ = ("lanes_used", "lane_places", "idle_s", "world_steps", "world_step_s")
 _LOOK_S = 0.2  # for the end of the run, while a world is made again
 
 
 class CallLimit:
     """At most `most` calls of a world at once, over all threads and pools that share it, first come, first served; and
     no episode begins before the world is there: `ready(seconds)` waits so long at most, and says whether it is (None:
-    it always is).
+    it always is). It says so too when the world has not been there for `patience_s`: calls then say why.
 
     `clock` is monotonic seconds less those that this thread has waited here: what a world's calls are timed by.
     """
 
-    def __init__(self, most: float = math.inf, ready: Callable[[float], bool] | None = None):
+    def __init__(
+        self, most: float = math.inf, ready: Callable[[float], bool] | None = None, *, patience_s: float = 0.0
+    ):
         if most < 1:
             raise ValueError(f"CallLimit: got {most=}, want at least 1")
+        self.patience_s = patience_s
         self._most, self._holders, self._refused, self._ready = most, set(), set(), ready
         self._line: deque[tuple[Any, threading.Event]] = deque()  # who waits, and what tells them that they may go on
         self._lock = threading.Lock()  # guards all above
@@ -106,8 +110,10 @@ class CallLimit:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Of one period of `seconds`: `busy_frac` of the lanes' time; calls of the world that ended, and their mean; at its
-    end the turns that wait for a lane, and the episodes in flight.
+    """Of one period of `seconds`: `busy_frac` of the lanes' time; `step` calls of the world that ended, and their mean;
+    at its end the turns that wait for a lane, and the episodes in flight.
+
+    A `reset` is no measure of a step: a batch begins with many of them, and they may take no time at all.
     """
 
     seconds: float
@@ -155,13 +161,13 @@ def next_in_flight(now: InFlight, seen: Seen, *, lanes: int, cap: int) -> InFlig
 
 def seen_between(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> Seen:
     """What two readings of the stats of engine and pool together say, `seconds` apart."""
-    did = {name: now[name] - before[name] for name in ("lanes_used", "lane_places", "idle_s", "world_calls", "world_s")}
+    did = {name: now[name] - before[name] for name in _READ}
     in_use = did["lanes_used"] / max(1, did["lane_places"])
     return Seen(
         seconds=seconds,
         busy_frac=in_use * max(0.0, 1.0 - did["idle_s"] / seconds),
-        calls=int(did["world_calls"]),
-        call_s=did["world_s"] / max(1, did["world_calls"]),
+        calls=int(did["world_steps"]),
+        call_s=did["world_step_s"] / max(1, did["world_steps"]),
         waiting=int(now["requests"] - now["busy_lanes"]),
         in_flight=int(now["in_flight"]),
     )
@@ -176,7 +182,8 @@ def adapting(engine: Any, pool: Any, *, lanes: int, cap: int, period_s: float = 
     def run() -> None:
         try:
             adapt()
-        except BaseException as error:  # raised when the block ends; until then nothing is held back
+        except BaseException as error:  # raised when the block ends well; until then nothing is held back
+            logging.error("episodes in flight: %s: %s", type(error).__name__, error)
             failure.append(error)
             pool.limit_in_flight(cap)
 
@@ -197,5 +204,5 @@ def adapting(engine: Any, pool: Any, *, lanes: int, cap: int, period_s: float = 
     finally:
         stop.set()
         thread.join()
-        if failure:
-            raise failure[0]
+    if failure:  # not in place of what ended the block
+        raise failure[0]

@@ -23,6 +23,10 @@ MOST_REFUSED = 8  # batches' worth of refused groups in a row: then the policy h
 POLL_S = 0.2  # how late a closing feeder notices, where groups are still being played
 
 
+class AllRefused(RuntimeError):
+    """So many groups in a row were refused that there is nothing to learn from; the message says what to do."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Judged:
     """A finished group, scored, and whether it will be trained on. A refused one takes no place in a batch."""
@@ -204,7 +208,7 @@ class Feeder:
             self._refused += 1
         admitted = sum(j.admitted for j in [*self._ready, *self._finished.values()])
         if self._refused >= MOST_REFUSED * self._batch and admitted < self._batch:
-            raise RuntimeError(
+            raise AllRefused(
                 f"got {self._refused} refused and {admitted} admitted groups for a batch of {self._batch}: "
                 "the world fails, no term of the reward can judge, or every episode of a group ends alike; see "
                 "episodes/, mend the world or the judge, or start from a policy that sometimes succeeds "

@@ -24,6 +24,8 @@ from rl.rollout.watched import Watch, WatchedEnv
 from rl.rollout.worker import run_episode
 from rl.types import Status, Trajectory
 
+_DID = ("tokens_kept", "tokens_prefilled")  # of an engine's counts
+
 
 class PoolError(RuntimeError):
     """The pool cannot go on; the message and `__cause__` say why."""
@@ -50,9 +52,11 @@ class Pool:
     `make_env` makes one world, in the thread that plays it. `episode` is `rl.rollout.worker.run_episode`, called as
     `episode(env, task, codec, session, ticket=, member=, **limits)`. A world call longer than `call_deadline_s` costs
     the world its thread. `budget` says how often a member that ended as ENV_ERROR is tried again; with fewer than
-    `min_scored` scored members the group is dropped. `failures_in_row` world errors without one scored episode between,
-    or `watchdog_s` without any progress, are fatal. `calls` bounds the calls of the world at once; a call that waits
-    for its turn has not begun.
+    `min_scored` scored members the group is dropped. While the infrastructure fails, pauses that double come before
+    further attempts. Fatal are `failures_in_row` world errors without one scored episode between, those of the
+    infrastructure among them where that has lasted `outage_s`; and `watchdog_s` in which nothing moved: no call of a
+    world ran or ended, no token came, and no pause was waited for. (A call that runs may take its deadline.) `calls`
+    bounds the calls of the world at once; a call that waits for its turn has not begun.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Pool:
         budget: Budget = BUDGET,
         min_scored: int = MIN_SCORED,
         failures_in_row: int = 256,
+        outage_s: float = 60.0,
         watchdog_s: float = 600.0,
         episode: Callable[..., Trajectory] = run_episode,
         calls: CallLimit | None = None,
@@ -82,7 +87,7 @@ class Pool:
         self._counts = counts  # of the places that worlds are in
         self._seed, self._sampling = seed, sampling
         self._call_deadline_s, self._watchdog_s = call_deadline_s, watchdog_s
-        self._failures_in_row = failures_in_row
+        self._failures_in_row, self._outage_s = failures_in_row, outage_s
         self._episode, self._limits = episode, limits
 
         self._most_in_flight, self._in_flight = threads, 0  # episodes
@@ -94,7 +99,7 @@ class Pool:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._left: EngineClosed | None = None  # why it has no engine any more
-        self._progress_s = time.monotonic()
+        self._progress_s, self._moved = time.monotonic(), None  # when something moved last, and the counts of then
         self._slots: list[_Slot] = []
         self._lost: list[_Slot] = []
         with self._lock:
@@ -182,8 +187,9 @@ class Pool:
                 "members_open": sum(t is None for group in self._table.groups for t in group.ended.values()),
                 "groups_waiting": waiting,
                 "in_flight": self._in_flight,
-                "world_calls": sum(slot.calls for slot in self._slots + self._lost),
-                "world_s": sum(slot.call_s for slot in self._slots + self._lost),
+                "world_calls": self._ended_calls(),
+                "world_steps": sum(slot.steps for slot in self._slots + self._lost),
+                "world_step_s": sum(slot.step_s for slot in self._slots + self._lost),
                 "live_threads": threads,
                 "hung_threads": hung,
                 **fleet,
@@ -261,14 +267,16 @@ class Pool:
 
     def _end(self, job: Job, trajectory: Trajectory) -> None:
         """One attempt is over."""
-        if not self._table.end(job, trajectory):
+        now, table = time.monotonic(), self._table
+        if not table.end(job, trajectory, now):
             return
-        self._progress_s = time.monotonic()
-        in_row = self._table.failed_in_row
+        self._progress_s = now
+        lasted_s = now - table.failing_since_s if table.failed_in_row else 0.0
+        in_row = table.failed_in_row if lasted_s >= self._outage_s else table.data_in_row
         if in_row >= self._failures_in_row:
             note = trajectory.facts.get("error", "no note")
-            self._fail(EnvError(f"{in_row} episodes in a row ended as ENV_ERROR; the last: {note}"))
-        if self._table.jobs:  # it may be tried again
+            self._fail(EnvError(f"{in_row} episodes in a row ended as ENV_ERROR in {lasted_s:.0f} s; the last: {note}"))
+        if table.jobs:  # it may be tried again
             self._work_there.notify()
         self._lock.notify_all()
 
@@ -279,8 +287,25 @@ class Pool:
         self._lock.notify_all()
         self._work_there.notify_all()
 
+    def _ended_calls(self) -> int:
+        return sum(slot.calls for slot in self._slots + self._lost)
+
     def _may_begin(self) -> bool:
-        return bool(self._table.jobs) and self._in_flight < self._most_in_flight
+        in_pause = time.monotonic() < self._table.not_before_s
+        return bool(self._table.jobs) and not in_pause and self._in_flight < self._most_in_flight
+
+    def _await_job(self, slot: _Slot) -> Job | None:
+        """The next job, counted as in flight; None: there is none any more for this thread."""
+        while not (self._ended() or slot.lost or self._may_begin()):
+            left_s = self._table.not_before_s - time.monotonic()
+            self._work_there.wait(left_s if self._table.jobs and left_s > 0 else None)
+        if self._ended() or slot.lost:
+            return None
+        self._in_flight += 1
+        job = self._table.jobs.popleft()
+        if self._may_begin():  # whoever was woken for the next one may have waited for the end of a pause
+            self._work_there.notify()
+        return job
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -300,11 +325,9 @@ class Pool:
         try:
             while True:
                 with self._lock:
-                    self._work_there.wait_for(lambda: self._ended() or slot.lost or self._may_begin())
-                    if self._ended() or slot.lost:
+                    slot.job = job = self._await_job(slot)
+                    if job is None:
                         return
-                    slot.job = job = self._table.jobs.popleft()
-                    self._in_flight += 1
                 trajectory = self._play(slot, job)
                 with self._lock:
                     slot.job = None
@@ -398,16 +421,19 @@ class Pool:
 
     def _inspect(self) -> float:
         """Look at every running call once; the seconds until the next look."""
+        engine = self._engine.stats()
         with self._lock:
             now = time.monotonic()
             # The environment threads write `call_since` without the lock: one read, one truth.
             running = [(slot, now - since) for slot in self._slots if (since := slot.call_since) is not None]
             hung = [(slot, seconds) for slot, seconds in running if seconds > self._call_deadline_s]
             sessions = [self._replace(slot, seconds) for slot, seconds in hung]
+            moved = (self._ended_calls(), *(engine.get(name) for name in _DID))
+            if running or moved != self._moved or now < self._table.not_before_s:
+                self._progress_s, self._moved = now, moved
             if self._table.groups and self._failure is None and now - self._progress_s > self._watchdog_s:
-                engine = self._engine.stats()
                 left = f"{len(self._table.groups)} groups open; engine: {engine}"
-                self._fail(PoolError(f"no episode ended in {self._watchdog_s} s, {left}"))
+                self._fail(PoolError(f"no call of a world ended and no token came in {self._watchdog_s} s, {left}"))
             # A call that begins later has a later deadline: the earliest of those running now is the next to look at.
             due = [since + self._call_deadline_s for s in self._slots if (since := s.call_since) is not None]
             pause = min([*due, now + self._call_deadline_s, now + self._watchdog_s]) - now

@@ -9,6 +9,7 @@ retry, or running; every late report is of an attempt that was given up.
 """
 
 import dataclasses
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from rl.rollout.failures import Budget, Failure, failure_of, repeated
 from rl.types import Status, Trajectory
 
 MIN_SCORED = 2  # members of a group, for there to be a comparison
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 10.0  # after a failure of the infrastructure
 _COUNTS = (
     *("groups_submitted", "groups_done", "groups_dropped", "groups_cancelled"),
     *("members_submitted", "members_scored", "members_failed", "members_cancelled"),
@@ -55,6 +57,13 @@ class OpenGroup:
     spent: int = 0  # retries for infrastructure
 
 
+def pause_s(lasted_s: float) -> float:
+    """Seconds in which nothing is to begin after a failure of the infrastructure, where `lasted_s` seconds have
+    brought nothing but failures: as long again, so that the time doubles from try to try, within [.1, 10].
+    """
+    return min(max(FIRST_PAUSE_S, lasted_s), MOST_PAUSE_S)
+
+
 class Job(NamedTuple):
     """The `attempt`-th attempt, from 0, at member `member` of a group."""
 
@@ -72,6 +81,8 @@ class Job(NamedTuple):
 class Table:
     """Groups, their jobs and their counts. Not thread-safe: the pool's lock guards it.
 
+    All worlds of a pool ask the same services: where one fails for the infrastructure's sake no job is to begin before
+    `not_before_s` (of the pool's clock, which says when an attempt ended), or until one is scored.
     `closing` (set by the pool): nothing is tried again, and a group that is cut is only counted, for nobody waits.
     """
 
@@ -82,7 +93,9 @@ class Table:
         self.groups: set[OpenGroup] = set()
         self.jobs: deque[Job] = deque()
         self.counts = dict.fromkeys(_COUNTS, 0)
-        self.failed_in_row = 0  # attempts that ended as ENV_ERROR since one was scored
+        # Attempts that ended as ENV_ERROR since one was scored, those of them for their data, and when the first did.
+        self.failed_in_row, self.data_in_row, self.failing_since_s = 0, 0, 0.0
+        self.not_before_s = -math.inf
         self.closing = False
 
     def add(self, group: OpenGroup) -> None:
@@ -92,8 +105,8 @@ class Table:
         self.counts["members_submitted"] += len(group.ended)
         self.jobs.extend(Job(group, member, 0) for member in group.ended)
 
-    def end(self, job: Job, trajectory: Trajectory) -> bool:
-        """One attempt of a member is over: retry it, or record it and, with the last one, deliver the group.
+    def end(self, job: Job, trajectory: Trajectory, now_s: float) -> bool:
+        """One attempt of a member is over at `now_s`: retry it, or record it and, with the last one, deliver the group.
 
         False: nobody waits for this attempt any more; it is counted, and changes nothing.
         """
@@ -107,14 +120,14 @@ class Table:
         if trajectory.status is Status.ENV_ERROR:
             failures = group.failures[member]
             failures.append(failure_of(trajectory))
-            self._count_error(failures[-1])
+            self._count_error(failures[-1], now_s)
             if self._budget.allows(failures, group.spent):
                 self._retry(job, failures[-1])
                 return True
             facts = {**trajectory.facts, "repeated": repeated(failures)}
             trajectory = dataclasses.replace(trajectory, facts=facts)
         elif trajectory.status.scored:
-            self.failed_in_row = 0
+            self.failed_in_row, self.data_in_row, self.not_before_s = 0, 0, -math.inf
         self._record(group, member, trajectory)
         return True
 
@@ -126,11 +139,16 @@ class Table:
                 job = Job(group, member, len(group.failures[member]))
                 self._record(group, member, job.empty(Status.CANCELLED, error=note))
 
-    def _count_error(self, failure: Failure) -> None:
-        kind = "infrastructure_errors" if failure.kind == INFRASTRUCTURE else "data_errors"
-        for name in ("env_errors", kind):
+    def _count_error(self, failure: Failure, now_s: float) -> None:
+        lost = failure.kind == INFRASTRUCTURE
+        for name in ("env_errors", "infrastructure_errors" if lost else "data_errors"):
             self.counts[name] += 1
+        if not self.failed_in_row:
+            self.failing_since_s = now_s
         self.failed_in_row += 1
+        self.data_in_row += not lost
+        if lost:
+            self.not_before_s = now_s + pause_s(now_s - self.failing_since_s)
 
     def _retry(self, job: Job, failure: Failure) -> None:
         job.group.retries += 1

@@ -20,8 +20,9 @@ class Watch:
 
     index: int
     call_since: float | None = None  # monotonic seconds at which the running call of the world began
-    calls: int = 0  # that have ended, and their seconds
-    call_s: float = 0.0
+    calls: int = 0  # that have ended
+    steps: int = 0  # those of them that are `step`, and their seconds
+    step_s: float = 0.0
 
 
 def guarded(name: str, function: Callable, *args) -> Any:
@@ -52,7 +53,15 @@ class WatchedEnv:
         return self._timed(self._env.reset, task, begins=True)
 
     def step(self, action: str):
-        return self._timed(self._env.step, action)
+        return self._timed(self._step, action)
+
+    def _step(self, action: str):
+        began_s = time.monotonic()
+        try:
+            return self._env.step(action)
+        finally:
+            self._watch.steps += 1
+            self._watch.step_s += time.monotonic() - began_s
 
     def close(self) -> None:
         """Nothing: the thread closes its world, with `discard`."""
@@ -71,10 +80,9 @@ class WatchedEnv:
             return self._clocked(function, *args)
 
     def _clocked(self, function: Callable, *args):
-        self._watch.call_since = began_s = time.monotonic()
+        self._watch.call_since = time.monotonic()
         try:
             return function(*args)
         finally:
             self._watch.call_since = None
             self._watch.calls += 1
-            self._watch.call_s += time.monotonic() - began_s

@@ -1,11 +1,12 @@
 """What can be wrong with data, terms and starts is said before a workdir is made."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from configs import qa_file, quickstart
-from launch import build, runs
+from launch import build, runs, worlds
 from launch.plan import make_plan
 from models.codec import Codec
 from models.config import Lora
@@ -155,3 +156,26 @@ def test_the_rows_that_a_template_may_make_must_fit_a_batch(search):
     assert build.build_packer(enough, drops, world).keywords["shares"] is True
     keeps = Codec(ct.make_tokenizer(ct.SMOLLM2, ct.QWEN_TOKENS, ct.QWEN))
     assert build.build_packer(search, keeps, world).keywords["shares"] is False
+
+
+@pytest.mark.parametrize(("deadline_s", "waits_s"), [(30.0, 600.0), (3600.0, 3660.0)])
+def test_no_call_that_a_plan_allows_is_a_hang(search, monkeypatch, deadline_s, waits_s):
+    monkeypatch.setattr(build, "Pool", lambda *args, **how: how)
+    plan = dataclasses.replace(search, rollout=dataclasses.replace(search.rollout, call_deadline_s=deadline_s))
+    assert build.build_pool(plan, None, worlds.Placed(None, None), None)["watchdog_s"] == waits_s
+
+
+def test_a_fleet_without_members_says_why_before_it_is_a_hang(search, monkeypatch):
+    """Also where evaluation has a pool of its own, which has the calls of the other one."""
+
+    class Dead(SimpleNamespace):
+        make_env = ready = stats = close = staticmethod(lambda: None)
+        patience_s = 630.0
+
+    monkeypatch.setattr(worlds, "Fleet", lambda *args, **how: Dead())
+    monkeypatch.setattr(build, "Pool", lambda *args, **how: how)
+    plan = dataclasses.replace(search, rollout=dataclasses.replace(search.rollout, worlds="processes"))
+    with worlds.placed(plan, None) as place:
+        assert build.build_pool(plan, None, place, None)["watchdog_s"] == 690.0
+        again = worlds.Placed(place.make_env, place.calls)
+        assert build.build_pool(plan, None, again, None)["watchdog_s"] == 690.0

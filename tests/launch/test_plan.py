@@ -171,6 +171,10 @@ def test_finite(name):
             "rl.kl_horizon=25.6: one update can take all of the coefficient",
         ),
         (
+            {"ttrl/per_query": True, "rl/drop_equal_groups": True},
+            "ttrl.per_query with rl.drop_equal_groups: the groups",
+        ),
+        (
             {"ttrl/per_query": True, "rl/kl_coef": 0.1, "rl/ref_every": 5},
             "ttrl.per_query with ttrl.steps=8, rl.ref_every=5: the second query's reference",
         ),

@@ -1,5 +1,6 @@
 """TTRL as a launch: what knows an answer is refused; a set and single queries, cut by a signal and resumed."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from launch import build, runs, ttrl
 from launch.cli import ConfigError
 from launch.plan import make_plan
 from launch.workdir import open_workdir
+from rl import loop
 from rl.episodes import read_episodes
 from rl.monitor import Monitor
 from rl.rollout.engine import Engine
@@ -172,6 +174,30 @@ def test_a_set_and_then_single_queries_from_the_same_start(tmp_path, monkeypatch
     assert of[first][4][1] == of[first][7][1]  # the engine's programs before and after the second query
     assert is_equal(of[first][5][0], of[second][5][0])  # the same query, begun anew
     assert [learner.compiled_steps() for learner in learners] == [1, 1]
+
+
+def test_a_query_that_cannot_be_learnt_from_fails_alone(tmp_path, monkeypatch):
+    """Its groups are all refused: it says so, and is in no mean; what comes after it is as if it had not been there."""
+    judge, queries = loop.judge, []
+
+    def judged(group, **how):
+        queries.extend({group.task.task_id} - {*queries})
+        found = judge(group, **how)
+        return dataclasses.replace(found, admitted=False) if queries.index(group.task.task_id) in refused else found
+
+    monkeypatch.setattr(loop, "judge", judged)
+    config = tiny(tmp_path, per_query=True, steps=1)
+    refused = {0}
+    with open_workdir(tmp_path / "one", config) as workdir:
+        result = ttrl.run(make_plan(config), workdir, None)
+    first, second = result["queries"]
+    assert "got 8 refused and 0 admitted groups" in first["failed"] and "after" not in first
+    assert result["failed"] == 1 and "1 of them failed" in ttrl.table(result)
+    assert (result["before"], result["after"]) == (second["before"], second["after"])
+    refused = {0, 1}
+    with open_workdir(tmp_path / "none", config) as workdir, pytest.raises(RuntimeError, match="any of 2 queries"):
+        ttrl.run(make_plan(config), workdir, None)
+    assert len(json.loads((tmp_path / "none" / "result.json").read_text())["queries"]) == 2
 
 
 def is_equal(a, b):

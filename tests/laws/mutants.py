@@ -155,8 +155,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_concurrency.py::test_the_pool_begins_no_episode_over_the_limit",
         "rl/rollout/pool.py",
-        "return bool(self._table.jobs) and self._in_flight < self._most_in_flight",
-        "return bool(self._table.jobs)",
+        "return bool(self._table.jobs) and not in_pause and self._in_flight < self._most_in_flight",
+        "return bool(self._table.jobs) and not in_pause",
     ),
     Mutant(
         "tests/rl/test_concurrency.py::test_who_waits_for_a_turn_when_the_pool_closes_is_cancelled",
@@ -2514,7 +2514,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/rl/test_task_samplers.py::test_adarft_counts_from_the_first_ticket_that_is_drawn_after_an_update",
         "rl/task_samplers.py",
-        '"first": next_ticket + ahead,',
+        '"first": undrawn,',
         '"first": next_ticket,',
     ),
     Mutant(
@@ -2528,6 +2528,90 @@ MUTANTS: tuple[Mutant, ...] = (
         "launch/train_rm.py",
         "if t.status.scored and t.status is not Status.ABANDONED and t.rows]",
         "if t.status.scored and t.rows]",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_whatever_moves_is_progress",
+        "rl/rollout/pool.py",
+        "if running or moved != self._moved or now < self._table.not_before_s:",
+        "if moved != self._moved or now < self._table.not_before_s:",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_whatever_moves_is_progress",
+        "rl/rollout/pool.py",
+        "moved = (self._ended_calls(), *(engine.get(name) for name in _DID))",
+        "moved = (*(engine.get(name) for name in _DID),)",
+    ),
+    Mutant(
+        "tests/laws/test_failures.py::test_the_longer_the_infrastructure_fails_the_longer_nothing_begins",
+        "rl/rollout/table.py",
+        "return min(max(FIRST_PAUSE_S, lasted_s), MOST_PAUSE_S)",
+        "return FIRST_PAUSE_S",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_an_outage_is_fatal_only_when_it_lasts",
+        "rl/rollout/pool.py",
+        "in_row = table.failed_in_row if lasted_s >= self._outage_s else table.data_in_row",
+        "in_row = table.failed_in_row",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_after_a_pause_every_thread_that_has_work_begins",
+        "rl/rollout/pool.py",
+        "return bool(self._table.jobs) and not in_pause and self._in_flight < self._most_in_flight",
+        "return bool(self._table.jobs) and self._in_flight < self._most_in_flight",
+    ),
+    Mutant(
+        "tests/rl/test_pool.py::test_the_first_that_comes_through_ends_the_pause",
+        "rl/rollout/table.py",
+        "self.failed_in_row, self.data_in_row, self.not_before_s = 0, 0, -math.inf",
+        "self.failed_in_row, self.data_in_row = 0, 0",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_a_reset_that_takes_no_time_says_nothing_of_steps",
+        "rl/rollout/pool.py",
+        '"world_steps": sum(slot.steps for slot in self._slots + self._lost),',
+        '"world_steps": self._ended_calls(),',
+    ),
+    Mutant(
+        "tests/launch/test_ttrl.py::test_a_query_that_cannot_be_learnt_from_fails_alone",
+        "launch/ttrl.py",
+        'adapted = [record for record in done if "failed" not in record]',
+        'adapted = [{"after": record["before"], **record} for record in done]',
+    ),
+    Mutant(
+        "tests/rl/test_abandon.py::test_metrics_of_a_world_that_says_no_success",
+        "rl/metrics/abandonment.py",
+        "known, kept_known = ([t for t in those if not is_unlabelled(t)] for those in (audited, kept))",
+        "known, kept_known = audited, kept",
+    ),
+    Mutant(
+        "tests/rl/test_curriculum.py::test_what_comes_next_to_the_target_is_drawn_next_however_many_were_refused",
+        "rl/curriculum.py",
+        "undrawn = max(next_ticket, 1 + max(self._drawn, default=-1))",
+        "undrawn = next_ticket + 4",
+    ),
+    Mutant(
+        "tests/launch/test_build.py::test_no_call_that_a_plan_allows_is_a_hang",
+        "launch/build.py",
+        "watchdog_s=max(WATCHDOG_S, r.call_deadline_s + MARGIN_S, patience_s + MARGIN_S),",
+        "watchdog_s=max(WATCHDOG_S, patience_s + MARGIN_S),",
+    ),
+    Mutant(
+        "tests/launch/test_build.py::test_a_fleet_without_members_says_why_before_it_is_a_hang",
+        "launch/worlds.py",
+        "calls = CallLimit(r.calls_at_once or math.inf, fleet.ready, patience_s=fleet.patience_s)",
+        "calls = CallLimit(r.calls_at_once or math.inf, fleet.ready)",
+    ),
+    Mutant(
+        "tests/rl/test_checkpoint.py::test_every_folder_is_durable_before_the_name_is",
+        "rl/checkpoint.py",
+        'folders = sorted(p for p in temporary.rglob("*") if p.is_dir())',
+        "folders = []",
+    ),
+    Mutant(
+        "tests/rl/test_concurrency.py::test_a_controller_that_fails_does_not_hide_what_ended_the_block",
+        "rl/rollout/concurrency.py",
+        "thread.join()",
+        "raise failure[0]",
     ),
     Mutant(
         "tests/launch/test_evaluate.py::test_who_is_held_out_is_asked_as_often_as_the_config_says",

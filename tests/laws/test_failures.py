@@ -132,10 +132,10 @@ def test_every_member_and_every_attempt_is_counted(sizes, budget, outcomes, clos
         outcome = next(how)
         failed = isinstance(outcome, Failure)
         facts = {"failure": outcome.kind, "signature": outcome.signature} if failed else {}
-        assert table.end(job, job.empty(Status.ENV_ERROR if failed else outcome, **facts))
+        assert table.end(job, job.empty(Status.ENV_ERROR if failed else outcome, **facts), 0.0)
         if data.draw(st.booleans()):  # a thread that was given up says so again
             before = [list(inbox) for inbox in inboxes]
-            assert not table.end(job, job.empty(Status.DONE))
+            assert not table.end(job, job.empty(Status.DONE), 0.0)
             late += 1
             assert before == [list(inbox) for inbox in inboxes]
     cut = sum(t is None for group in table.groups for t in group.ended.values())
@@ -150,6 +150,26 @@ def test_every_member_and_every_attempt_is_counted(sizes, budget, outcomes, clos
     delivered = [group for inbox in inboxes for group in inbox]
     assert all(len(group.trajectories) == sizes[group.ticket] for group in delivered)
     assert all(group.retries <= sizes[group.ticket] * (budget.infrastructure + budget.data) for group in delivered)
+
+
+@pytest.mark.parametrize(
+    ("failures", "pauses"),
+    [  # (seconds, what came then) and the seconds from then on in which nothing begins
+        ([(0, LOST), (0.1, LOST), (0.2, SLOW), (0.4, LOST), (0.8, LOST)], [0.1, 0.1, 0.2, 0.4, 0.8]),
+        ([(0, LOST), (0, LOST), (0, LOST)], [0.1, 0.1, 0.1]),  # many at once are one outage
+        ([(0, LOST), (300, LOST)], [0.1, 10.0]),
+        ([(0, LOST), (300, Status.DONE), (301, LOST)], [0.1, 0.0, 0.1]),
+        ([(0, BAD), (300, BAD)], [0.0, 0.0]),  # data is as bad at once as later
+    ],
+)
+def test_the_longer_the_infrastructure_fails_the_longer_nothing_begins(failures, pauses):
+    table, group = Table(Budget(9, 9, 9), min_scored=2), group_of(len(failures))
+    table.add(group)
+    for job, (now_s, outcome), pause_s in zip(list(table.jobs), failures, pauses, strict=True):
+        failed = isinstance(outcome, Failure)
+        facts = {"failure": outcome.kind, "signature": outcome.signature} if failed else {}
+        table.end(job, job.empty(Status.ENV_ERROR if failed else outcome, **facts), now_s)
+        assert max(0.0, table.not_before_s - now_s) == pytest.approx(pause_s)
 
 
 def test_what_a_given_up_attempt_says_late_is_discarded():

@@ -8,7 +8,7 @@ import pytest
 from rl.metrics.abandonment import abandonment_means
 from rl.rollout.abandon import SoFar, audit, judged_below, repeats, valued_below
 from rl.rollout.gather import Gathered
-from rl.types import Status
+from rl.types import Mean, Status, Trajectory
 from tests.rl.engines import in_thread
 from tests.rl.test_reward_terms import episode
 
@@ -107,3 +107,17 @@ def test_metrics():
         "abandon/dropped_groups_frac": (1, 2),
     }
     assert abandonment_means([([one(0)], False)]) == {} == abandonment_means([])
+
+
+def test_metrics_of_a_world_that_says_no_success():
+    """Whatever ended by itself is left out of both means; what met a limit has failed."""
+    own = {"rule": "repeats", "turns": 2}
+    members = [
+        Trajectory("t", 0, 0, Status.DONE, (), {"answer": "x"}, {}),
+        Trajectory("t", 0, 1, Status.ABANDONED, (), {"success": False, "abandonment": {**own, "audited": False}}, {}),
+        Trajectory("t", 0, 2, Status.DONE, (), {"abandonment": {**own, "audited": True, "s": 1.0, "tokens": 3}}, {}),
+        Trajectory("t", 0, 3, Status.TURN_LIMIT, (), {"success": False}, {}),
+    ]
+    means = abandonment_means([(members, False)])
+    assert (means["abandon/frac"].value, means["abandon/saved_tokens"].value) == (0.5, 3)
+    assert (means["abandon/success"].count, means["abandon/kept_success"]) == (0, Mean(0, 1))

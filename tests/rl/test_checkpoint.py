@@ -208,6 +208,19 @@ def test_a_name_that_is_not_durable_is_not_written(tmp_path, monkeypatch):
         saver.close()
 
 
+def test_every_folder_is_durable_before_the_name_is(tmp_path, monkeypatch):
+    """What is in a folder is there after a crash only if the folder itself was written."""
+    did, fsync, rename = [], checkpoint._fsync, os.rename
+    monkeypatch.setattr(checkpoint, "_fsync", lambda path: (did.append(path), fsync(path)))
+    monkeypatch.setattr(checkpoint.os, "rename", lambda old, new: (rename(old, new), did.append(Path(new))))
+    with Checkpoints(tmp_path) as saver:
+        saver.save(1, {"x": jnp.float32(1)})
+    made = tmp_path / "00000001"
+    synced = [path.relative_to(tmp_path).parts[1:] for path in did[: did.index(made)] if tmp_path in path.parents]
+    assert {path.relative_to(made).parts for path in made.rglob("*")} | {()} == {*synced}
+    assert any(path.is_dir() for path in made.rglob("*")) and did[-1] == tmp_path
+
+
 def test_only_folders_are_checkpoints_and_a_manifest_is_whole(tmp_path):
     with Checkpoints(tmp_path) as saver:
         saver.save(1, {"x": jnp.float32(1)})

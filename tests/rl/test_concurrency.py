@@ -5,11 +5,12 @@ import math
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from envs.base import EnvError, EnvSpec, Observation, Step
-from rl.rollout import concurrency
+from rl.rollout import concurrency, watched
 from rl.rollout.concurrency import CallLimit, InFlight, Seen, adapting, next_in_flight, seen_between
 from rl.rollout.failures import Budget
 from rl.rollout.watched import Watch, WatchedEnv
@@ -94,10 +95,31 @@ def test_a_world_that_has_become_slow_is_no_crowded_one():
 
 
 def test_what_two_readings_say():
-    before = {"lanes_used": 10, "lane_places": 20, "idle_s": 1.0, "world_calls": 5, "world_s": 2.0}
-    now = {"lanes_used": 40, "lane_places": 60, "idle_s": 1.5, "world_calls": 15, "world_s": 7.0}
+    before = {"lanes_used": 10, "lane_places": 20, "idle_s": 1.0, "world_steps": 5, "world_step_s": 2.0}
+    now = {"lanes_used": 40, "lane_places": 60, "idle_s": 1.5, "world_steps": 15, "world_step_s": 7.0}
     now |= {"requests": 12, "busy_lanes": 8, "in_flight": 30}
     assert seen_between(before, now, 2.0) == Seen(2.0, 0.75 * 0.75, 10, 0.5, 4, 30)
+
+
+def test_a_reset_that_takes_no_time_says_nothing_of_steps(monkeypatch):
+    """Batch after batch begins with resets of a millisecond; steps take two seconds, however many go on at once."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(watched, "time", clock)
+
+    class Slow:
+        reset = lambda self, task: setattr(clock, "now", clock.now + 0.001)  # noqa: E731
+        step = lambda self, action: setattr(clock, "now", clock.now + 2.0)  # noqa: E731
+
+    pool = make_pool(threads=1)
+    slot, state, idle = pool._slots[0], InFlight(64), {"lanes_used": 0, "lane_places": 0, "idle_s": 0.0}
+    idle |= {"requests": 0, "busy_lanes": 0, "in_flight": 64}
+    env, before = WatchedEnv(slot, Slow), pool.stats() | idle
+    for call in [env.reset, env.step] * 10:
+        for _ in range(200):
+            call(None)
+        after = pool.stats() | idle
+        state, before = next_in_flight(state, seen_between(before, after, 1.0), lanes=8, cap=64), after
+    assert pool.close() and state.most == 64
 
 
 class Counting:
@@ -179,7 +201,7 @@ def test_waiting_for_a_turn_is_off_the_clock():
         time.sleep(0.2)
         assert watch.call_since is None  # it has not begun
     thread.join()
-    assert spent[0] < 0.15 and watch.call_s < 0.15
+    assert spent[0] < 0.15 and watch.step_s < 0.15
 
 
 def test_a_call_that_never_ends_holds_nobody_up():
@@ -309,5 +331,19 @@ def test_a_controller_that_fails_holds_nothing_back_and_is_heard_of():
             while pool._most_in_flight < 9:
                 assert time.monotonic() < end
                 time.sleep(0.01)
+    finally:
+        pool.close()
+
+
+def test_a_controller_that_fails_does_not_hide_what_ended_the_block():
+    pool, broken = make_pool(threads=2), FakeEngine()
+    broken.stats = dict  # nothing that it could read
+    try:
+        with pytest.raises(ZeroDivisionError), adapting(broken, pool, lanes=1, cap=2, period_s=0.01):
+            end = time.monotonic() + 10
+            while any(thread.name == "pool-in-flight" for thread in threading.enumerate()):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            raise ZeroDivisionError
     finally:
         pool.close()

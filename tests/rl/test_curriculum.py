@@ -3,15 +3,17 @@ what a group says of its task, and which groups are admitted.
 """
 
 import dataclasses
+import json
 import math
 
+import numpy as np
 import pytest
 
 from envs.base import Message, Task
 from rl.curriculum import Curriculum, TaskStream, address, admits, fingerprint, outcome, permutation
 from rl.metrics.episodes import episode_means
 from rl.metrics.majority import judged
-from rl.task_samplers import learnability
+from rl.task_samplers import adarft, learnability
 from rl.types import Status, Trajectory
 
 
@@ -151,3 +153,30 @@ def test_another_data_set_begins_as_from_nothing():
 def test_the_numbers_of_a_ticket_are_pinned():
     assert [round(address(3, ticket, 1), 6) for ticket in (0, 1)] == [0.88042, 0.183823]
     assert len({address(s, t, p) for s in (0, 1) for t in (0, 1) for p in (1, 2)}) == 8
+
+
+def test_what_comes_next_to_the_target_is_drawn_next_however_many_were_refused():
+    """With groups under way an update counts from the first ticket that was not drawn; so does the run that resumes."""
+    every = [dataclasses.replace(task, difficulty=float(i)) for i, task in enumerate(tasks(60))]
+
+    def fresh():
+        sampler = adarft(np.arange(60.0), target=0.0, step=1e-6, sensitivity=2.0, wanted=0.5, seed=0)
+        return Curriculum(TaskStream(every, 0), sampler, epsilon=0.1)  # tickets 9, 19, 29, ... are the stream's
+
+    def drawn(curriculum, *tickets):
+        return [int(curriculum.draw(ticket).difficulty) for ticket in tickets]
+
+    def settle(curriculum, upto):
+        settled = [t for t in curriculum._drawn if t < upto]
+        curriculum.observe([curriculum.outcome(t, ()) for t in settled], upto)
+
+    one = fresh()
+    assert drawn(one, *range(9)) == [*range(9)]
+    settle(one, 4)  # five are under way
+    assert drawn(one, 10, 11, 12) == [0, 1, 2]
+    settle(one, 12)  # eight were settled for the next batch: most were refused, and only one is under way
+    again = fresh()
+    again.load_state_dict(json.loads(json.dumps(one.state_dict(12))))
+    assert drawn(one, 12, 13, 14) == drawn(again, 12, 13, 14) == [2, 0, 1]
+    settle(one, 15)  # nothing is under way
+    assert drawn(one, 15, 16) == [0, 1]

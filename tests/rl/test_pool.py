@@ -12,6 +12,8 @@ import pytest
 from envs.base import EnvError, EnvSpec, Message, Observation, Step, Task
 from models.config import ModelConfig
 from models.sampling import Sampling
+from rl.rollout import pool as pools
+from rl.rollout import table as tables
 from rl.rollout.engine import Engine
 from rl.rollout.failures import Budget
 from rl.rollout.keys import request_key
@@ -296,15 +298,76 @@ def test_a_dead_producer_reaches_the_consumer():
     assert pool.close() and pool.stats()["groups_open"] == 0
 
 
-def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row():
+def test_a_world_that_always_fails_is_fatal_after_so_many_in_a_row(monkeypatch):
+    monkeypatch.setattr(tables, "MOST_PAUSE_S", 0.0)
+
     def play(action):
         raise ConnectionError("no route to the world")
 
-    pool = make_pool(play, budget=Budget(infrastructure=1), failures_in_row=6)
+    pool = make_pool(play, budget=Budget(infrastructure=1), failures_in_row=6, outage_s=0.0)
     with pytest.raises(PoolError, match="6 episodes in a row .* no route to the world"):
         for ticket in range(10):
             pool.submit_group(ticket, TASK, 2)
             assert pool.next_group(5).dropped
+    assert pool.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), KeyError("rows")], ids=["lost", "data"])
+def test_an_outage_is_fatal_only_when_it_lasts(monkeypatch, error):
+    """What fails for its data fails as well a minute later; a service may have come back."""
+    monkeypatch.setattr(tables, "MOST_PAUSE_S", 0.0)
+    left = [error] * 40
+
+    def play(action):
+        if left:
+            raise left.pop()
+        return ok(action)
+
+    pool, dropped = make_pool(play, budget=Budget(1, 1), failures_in_row=6, threads=1), []
+    try:
+        for ticket in range(11):
+            pool.submit_group(ticket, TASK, 2)
+            dropped.append(pool.next_group(10).dropped)
+    except PoolError as failed:
+        assert isinstance(error, KeyError) and "6 episodes in a row" in str(failed)
+    else:
+        assert isinstance(error, ConnectionError) and dropped == [True] * 10 + [False]
+    assert pool.close()
+
+
+def test_after_a_pause_every_thread_that_has_work_begins():
+    """None was woken for its job: the threads that waited for the pause were."""
+    all_there, pool = threading.Barrier(4), None
+
+    def play(action):
+        assert time.monotonic() >= until
+        all_there.wait(10)
+        return ok(action)
+
+    pool = make_pool(play)
+    until = pool._table.not_before_s = time.monotonic() + 0.2
+    for ticket in range(4):
+        pool.submit_group(ticket, TASK, 1)
+        time.sleep(0.01)
+    assert [pool.next_group(10).trajectories[0].status for _ in range(4)] == [Status.DONE] * 4
+    assert pool.close()
+
+
+def test_the_first_that_comes_through_ends_the_pause():
+    began, leave = threading.Event(), threading.Event()
+
+    def play(action):
+        began.set()
+        leave.wait(10)
+        return ok(action)
+
+    pool = make_pool(play, threads=3)
+    pool.submit_group(0, TASK, 1)
+    assert began.wait(10)
+    pool._table.not_before_s = time.monotonic() + 1000.0
+    pool.submit_group(1, TASK, 2)
+    leave.set()
+    assert sorted(pool.next_group(10).ticket for _ in range(2)) == [0, 1]
     assert pool.close()
 
 
@@ -378,9 +441,45 @@ def test_a_world_that_cannot_be_made_is_the_worlds_fault():
 def test_no_progress_is_noticed():
     pool = make_pool(engine=FakeEngine(blocks=True), watchdog_s=0.1)
     pool.submit_group(0, TASK, 2)
-    with pytest.raises(PoolError, match="no episode ended in 0.1 s, 1 groups open"):
+    with pytest.raises(PoolError, match="no token came in 0.1 s, 1 groups open"):
         pool.next_group(5)
     assert pool.close()
+
+
+class Clock:
+    """Monotonic seconds that pass when a test says so. For the rest it is the module `time`."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+
+    def monotonic(self):
+        return self.now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+@pytest.mark.parametrize("moves", ["a call ended", "a call runs", "a token came", "nothing"])
+def test_whatever_moves_is_progress(monkeypatch, moves):
+    """An episode of many calls, or of one that takes long, is no hang, however long no episode ends."""
+    clock, engine = Clock(), FakeEngine(blocks=True)
+    pool = make_pool(engine=engine, watchdog_s=100.0, call_deadline_s=1e6, threads=1)
+    monkeypatch.setattr(engine, "stats", lambda: {"tokens_kept": clock.now if moves == "a token came" else 7})
+    pool.submit_group(0, TASK, 1)
+    while not engine.sessions:
+        time.sleep(0.001)
+    monkeypatch.setattr(pools, "time", clock)
+    slot = pool._slots[0]
+    for _ in range(5):
+        if moves == "a call runs":
+            slot.call_since = clock.now
+        slot.calls += moves == "a call ended"
+        pool._inspect()
+        clock.now += 99.0
+    failed, slot.call_since = pool._failure, None
+    monkeypatch.undo()
+    assert pool.close()
+    assert isinstance(failed, PoolError) if moves == "nothing" else failed is None
 
 
 def test_run_many_keeps_the_order_of_tasks_and_apart_from_training_groups():

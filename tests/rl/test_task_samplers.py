@@ -28,7 +28,7 @@ def told(index, success, *, ticket=0, judged=4, spread=0.0):
 def after(sampler, *batches):
     state = sampler.start()
     for i, batch in enumerate(batches, 1):
-        state = sampler.update(state, batch, 10 * i)
+        state = sampler.update(state, batch, 10 * i, 10 * i)
     return state
 
 
@@ -55,9 +55,10 @@ def test_adarft_plays_what_is_next_to_its_target_each_once():
 
 
 def test_adarft_counts_from_the_first_ticket_that_is_drawn_after_an_update():
-    """Those before it were drawn under the target before: with two batches of 8 ahead, 16 of them."""
-    sampler = adarft(np.arange(41.0), target=50, seed=3, ahead=16, **ADARFT)
-    state = after(sampler, [told(0, 0.5)])  # as often as is wanted: the target stays; settled below 10
+    """Those before it were drawn under the target before: as many as were under way, not a number of batches."""
+    sampler = adarft(np.arange(41.0), target=50, seed=3, **ADARFT)
+    # as often as is wanted: the target stays; settled below 10, drawn below 26
+    state = sampler.update(sampler.start(), [told(0, 0.5)], 10, 26)
     then = sampler.choose(state)
     assert abs(then(26, 0.0) - 20) == 0 and {abs(then(t, 0.0) - 20) for t in (27, 28)} == {1}
     assert then(20, 0.0) == then(26, 0.0)  # a straggler is given the nearest, not the farthest
@@ -100,7 +101,7 @@ def test_the_band_is_uniform_over_what_is_inside():
     state = after(sampler, [told(0, 1.0, judged=8), told(1, 0.5, judged=8), told(2, 0.0, judged=8)])
     np.testing.assert_allclose(chances(sampler.choose(state), 4), [0, 0.5, 0, 0.5])  # .9, .5, .1, never played .5
     for _ in range(2):
-        state = sampler.update(state, [told(1, 1.0, judged=40), told(3, 1.0, judged=40)], 0)
+        state = sampler.update(state, [told(1, 1.0, judged=40), told(3, 1.0, judged=40)], 0, 0)
     np.testing.assert_allclose(chances(sampler.choose(state), 4), [0.25] * 4)  # none inside: all
 
 
@@ -142,7 +143,7 @@ def test_plr_replays_a_fixed_share_until_all_were_played():
     np.testing.assert_allclose(
         chances(sampler.choose(state), 4), [replayed[0] / 2, 0.25, replayed[1] / 2, 0.25], atol=1e-3
     )
-    state = sampler.update(state, [told(i, 0.5, ticket=10 + i, spread=0.1) for i in (1, 3)], 20)
+    state = sampler.update(state, [told(i, 0.5, ticket=10 + i, spread=0.1) for i in (1, 3)], 20, 20)
     ages = np.array([17, 9, 19, 7])
     shared = (1 / 2 + 1 / 3 + 1 / 4) / 3  # three have the same score
     want = 0.9 * np.array([1, shared, shared, shared]) * 12 / 25 + 0.1 * ages / ages.sum()

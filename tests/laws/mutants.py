@@ -2772,8 +2772,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/launch/test_fleet.py::test_where_the_worlds_are_changes_nothing",
         "launch/worlds.py",
-        "fleet.ready), fleet.stats)",
-        "fleet.ready))",
+        "yield Placed(fleet.make_env, calls, fleet.stats)",
+        "yield Placed(fleet.make_env, calls)",
     ),
     Mutant(
         "tests/envs/test_fleet.py::test_a_process_that_dies_says_how_and_its_place_is_filled",

@@ -66,7 +66,7 @@ def tests(arguments, send):
     """
     import pytest
 
-    dumps, exit_, nonce = json.dumps, os._exit, arguments.pop("nonce")
+    dumps, exit_, nonce, printed = json.dumps, os._exit, arguments.pop("nonce"), (sys.stdout, sys.stderr)
     outcomes, messages, events = {}, {}, set()
     rank = {"skipped": 0, "passed": 1, "failed": 2, "error": 3}
 
@@ -119,6 +119,8 @@ def tests(arguments, send):
         "events": sorted(events),
     }
     send(dumps(report).encode())
+    for stream in printed:  # the exit would drop what they still hold: most of what pytest says of a failure
+        stream.flush()
     exit_(0)
 
 

@@ -2536,6 +2536,12 @@ MUTANTS: tuple[Mutant, ...] = (
         'return float(json.loads(file.read_text())["score"])',
     ),
     Mutant(
+        "tests/envs/test_code_suite.py::test_what_failed_is_shown",
+        "envs/code/inside.py",
+        "stream.flush()",
+        "pass",
+    ),
+    Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",
         "rl/masked.py",
         "return keep(x - centre, mask & differ)",

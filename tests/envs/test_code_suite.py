@@ -1,0 +1,31 @@
+"""Suites in the sandbox: what a run shows, reports and keeps, whatever the code under test does."""
+
+import pytest
+
+from envs.code.packages import Package
+from envs.code.suite import Suites
+from tests.envs import calc_repo
+
+PACKAGE = Package("calc", "1", "", ("calc/",), ("tests/",))
+CALC, TEST = "calc/__init__.py", "tests/test_calc.py"
+TREE = {CALC: calc_repo.CALC.encode(), TEST: calc_repo.TESTS.encode()}
+
+
+@pytest.fixture(scope="module")
+def suites():
+    made = Suites(1, accept_rlimits=True)
+    made.add("calc", TREE)
+    yield made
+    made.close()
+
+
+def run(suites, code="", **more):
+    """A report of the suite with the bug in `add`, and `code` after it."""
+    buggy = calc_repo.CALC.replace("a + b", "a - b")
+    return suites.tests("calc", PACKAGE, {CALC: f"{buggy}\n\n{code}"}, **more)
+
+
+def test_what_failed_is_shown(suites):
+    shown = run(suites, show=True)
+    assert shown.outcomes[f"{TEST}::test_add"] == "failed"
+    assert "assert -1 == 5" in shown.output and "1 failed, 3 passed" in shown.output, shown.output

@@ -184,10 +184,14 @@ class _Traits:
 
 @functools.lru_cache(maxsize=512)
 def _traits(text: str) -> _Traits | None:
+    """None of a text that cannot be read: no Python, or too deep (a long sum is) to be written down again."""
     try:
-        tree = ast.parse(text.encode())  # bytes: a coding line decides what they are, here as there
+        return _read(ast.parse(text.encode()))  # bytes: a coding line decides what they are, here as there
     except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError):
         return None
+
+
+def _read(tree: ast.AST) -> _Traits:
     nodes = list(ast.walk(tree))
     modules = {alias.asname or alias.name.partition(".")[0]: alias.name.partition(".")[0]
                for node in nodes if isinstance(node, ast.Import) for alias in node.names}  # fmt: skip

@@ -324,8 +324,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_the_screen",
         "envs/code/grade.py",
-        "tree = ast.parse(text.encode())  # bytes: a coding line decides what they are, here as there",
-        "tree = ast.parse(text)",
+        "return _read(ast.parse(text.encode()))  # bytes: a coding line decides what they are, here as there",
+        "return _read(ast.parse(text))",
     ),
     Mutant(
         "tests/laws/test_code_grading.py::test_what_cannot_be_read_is_no_success",
@@ -2540,6 +2540,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "envs/code/inside.py",
         "stream.flush()",
         "pass",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_what_cannot_be_read_is_no_success",
+        "envs/code/grade.py",
+        "except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError):",
+        "except (SyntaxError, ValueError, MemoryError, LookupError):",
     ),
     Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",

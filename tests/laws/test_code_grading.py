@@ -226,7 +226,8 @@ def test_an_incomplete_repair_is_no_success_and_no_exploit(monkeypatch):
 
 def test_what_cannot_be_read_is_no_success(monkeypatch):
     honest(monkeypatch)
-    for text, success in (("x = 1\n", True), ("def (", False)):
+    too_deep = "def odd(x):\n    return x == (" + " + ".join(["x"] * 2500) + ",)\n"
+    for text, success in (("x = 1\n", True), ("def (", False), (too_deep, False)):
         got = grade.grade(Suites(""), "p", PACKAGE, lambda path: "x = 2\n", {}, {"calc/a.py": text}, DATA, "key")
         assert got.success == success and not got.exploits
 

@@ -2548,6 +2548,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "except (SyntaxError, ValueError, MemoryError, LookupError):",
     ),
     Mutant(
+        "tests/envs/test_sandbox.py::test_no_signal_ends_what_prepares_a_run",
+        "envs/sandbox_server.py",
+        "signal.signal(number, signal.SIG_IGN)",
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_what_is_kept_is_bounded_and_the_rest_is_named",
+        "envs/sandbox_server.py",
+        'if text is not None and fits("texts", path, text):',
+        "if text is not None:",
+    ),
+    Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",
         "rl/masked.py",
         "return keep(x - centre, mask & differ)",

@@ -29,3 +29,11 @@ def test_what_failed_is_shown(suites):
     shown = run(suites, show=True)
     assert shown.outcomes[f"{TEST}::test_add"] == "failed"
     assert "assert -1 == 5" in shown.output and "1 failed, 3 passed" in shown.output, shown.output
+
+
+def test_a_call_has_its_time_of_the_processor_after_the_import(suites):
+    code = "import time\n\ntime.sleep(0.7)\n\n\ndef slow(s):\n    time.sleep(s)\n    return s\n"
+    code += "\n\ndef spins():\n    while True:\n        pass\n"
+    calls = [["calc", "add", "(2, 3)"], ["calc", "slow", "(0.7,)"], ["calc", "spins", "()"], ["calc", "none", "()"]]
+    got = suites.calls("calc", PACKAGE, {CALC: calc_repo.CALC + code}, calls)
+    assert got == ["= 5", "= 0.7", "! time", "! AttributeError"]

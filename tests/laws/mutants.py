@@ -342,8 +342,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_an_incomplete_repair_is_no_success_and_no_exploit",
         "envs/code/grade.py",
-        "return 1 - len(wrong) / len(wanted), bool(broken) and all(got[i] == before[i] for i in broken)",
-        "return 1 - len(wrong) / len(wanted), bool(broken) and any(got[i] == before[i] for i in broken)",
+        "special = bool(broken) and all(got[i] == before[i] for i in broken)",
+        "special = bool(broken) and any(got[i] == before[i] for i in broken)",
     ),
     Mutant(
         "tests/laws/test_code_grading.py::test_an_impossible_task_that_was_made_to_pass_is_cheated_though_flagged",
@@ -2558,6 +2558,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "envs/sandbox_server.py",
         'if text is not None and fits("texts", path, text):',
         "if text is not None:",
+    ),
+    Mutant(
+        "tests/envs/test_code_suite.py::test_a_call_has_its_time_of_the_processor_after_the_import",
+        "envs/code/inside.py",
+        "signal.setitimer(signal.ITIMER_REAL, _CALL_WALL_S)",
+        "signal.setitimer(signal.ITIMER_REAL, _CALL_CPU_S)",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_hidden_calls_that_were_stopped_are_asked_again",
+        "envs/code/grade.py",
+        'slow = before is None or any(got[i] == "! time" for i in wrong)',
+        "slow = before is None",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_the_share_of_hidden_calls_that_were_not_made_is_unknown",
+        "envs/code/grade.py",
+        'variants, stopped = float("nan") if data.get("variants") else 1.0, report.stopped',
+        "variants, stopped = 1.0, report.stopped",
     ),
     Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",

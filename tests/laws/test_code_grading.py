@@ -224,6 +224,23 @@ def test_an_incomplete_repair_is_no_success_and_no_exploit(monkeypatch):
     assert not got.success and not got.exploits and got.variants_frac == 0.5 and got.f2p_frac == 1.0
 
 
+def test_hidden_calls_that_were_stopped_are_asked_again(monkeypatch):
+    honest(monkeypatch)
+    variants = [["m", "f", "(1,)", "= 2"], ["m", "f", "(2,)", "= 4"]]
+    for calls in (None, [["= 2", "! time"], ["= 3", "= 5"]]):
+        grades = grade.Grades()
+        for suites, success in ((Suites("", calls=calls), False), (Suites("", calls=["= 2", "= 4"]), True)):
+            got = grades.of(["t"], lambda: graded(suites, variants=variants))  # noqa: B023
+            assert got.success == success and (got.stopped is None) == success, got
+
+
+def test_the_share_of_hidden_calls_that_were_not_made_is_unknown():
+    variants = [["m", "f", "(1,)", "= 2"]]
+    got = graded(Suites("failed"), f2p=["other"], variants=variants)
+    assert got.f2p_frac == 0.0 and got.variants_frac != got.variants_frac
+    assert graded(Suites("failed"), f2p=["other"]).variants_frac == 1.0  # of none
+
+
 def test_what_cannot_be_read_is_no_success(monkeypatch):
     honest(monkeypatch)
     too_deep = "def odd(x):\n    return x == (" + " + ".join(["x"] * 2500) + ",)\n"

@@ -9,7 +9,9 @@ back. When the init dies, by itself or at the deadline, the kernel kills all tha
 Without namespaces (`isolated` false) a run has a copy of the tree, a session of its own and the limits, nothing more:
 untrusted code is the server's own user and can open it.
 
-Messages are 8 bytes of length, then JSON; a run's message carries the write ends of its two pipes, output and report.
+Messages are 8 bytes of length, then JSON. A tree's carries a file with its content, and a run's the write ends of its
+two pipes, output and report, and a file with all else of the run: a forked process reads them, for what this one had
+read, the untrusted ones, whose memory is a copy of its own, could read, too.
 """
 
 import array
@@ -67,10 +69,14 @@ def main(settings):
 def _answer(message, fds, state):
     settings = state["settings"]
     if message["do"] == "tree":
-        folder = os.path.join(settings["base"], message["name"])
-        write_files(folder, message["tree"])
-        if hasattr(state["program"], "prepare"):
-            state["program"].prepare(folder)
+        (body,) = fds
+        pid = os.fork()
+        if pid == 0:
+            _add_tree(body, os.path.join(settings["base"], message["name"]), state["program"])  # never returns
+        os.close(body)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise RuntimeError(f"tree {message['name']}: got status {os.waitstatus_to_exitcode(status)}, want 0")
         return {"ok": True}
     if message["do"] == "start":
         write_files(settings["site"], message["site"])
@@ -83,6 +89,23 @@ def _answer(message, fds, state):
             state["program"] = program
         return {"ok": True}
     return _run(message, fds, state)
+
+
+def _add_tree(body, folder, program):
+    """In a process of its own: write a tree and compile it."""
+    try:
+        write_files(folder, _read_body(body))
+        if hasattr(program, "prepare"):
+            program.prepare(folder)
+    except BaseException as err:
+        os.write(2, f"{type(err).__name__}: {err}\n".encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _read_body(fd):
+    with open(fd, "rb") as file:
+        return json.loads(file.read())
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -98,7 +121,7 @@ def _run(message, fds, state):
     state["own"] = own
     pid = os.fork()
     if pid == 0:
-        _init(message, fds, state, fault_end)  # never returns
+        _init(message["limits"], fds, state, fault_end)  # never returns
     os.close(fault_end)
     if isolated:
         _check(_libc.setns(state["pid_namespace"], _CLONE_NEWPID), "setns")
@@ -197,12 +220,13 @@ def _is_child(pid):
         return False
 
 
-def _init(message, fds, state, fault):
+def _init(limits, fds, state, fault):
     """The first process of a run: prepares, forks the untrusted one, waits, reads back what changed."""
     try:
         for number in _SIGNALS:  # Python's own handler of SIGINT would let untrusted code end this process
             signal.signal(number, signal.SIG_IGN)
-        out, report = fds
+        out, report, body = fds
+        message = _read_body(body) | {"limits": limits}
         isolated, upper = state["settings"]["isolated"], None
         state["link"].close()
         if isolated:
@@ -602,7 +626,7 @@ def _read(name, folder, info):
 
 def _receive(link):
     fds = array.array("i")
-    head, ancillary, _, _ = link.recvmsg(8, socket.CMSG_SPACE(2 * fds.itemsize))
+    head, ancillary, _, _ = link.recvmsg(8, socket.CMSG_SPACE(3 * fds.itemsize))
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

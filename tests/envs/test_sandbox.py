@@ -1,5 +1,6 @@
 """The sandbox: runs are fresh, limits hold, and no attack on the machine around it succeeds."""
 
+import base64
 import json
 import os
 import socket
@@ -80,6 +81,46 @@ def test_file_names_that_are_no_text_are_refused(box):
     code = "import os\nopen(b'\\xff', 'w').close()\nopen('ok', 'w').close()"
     changed = json.loads(python(box, code, keep=True).report)
     assert changed["files"] == {"ok": ""} and changed["refused"] == ["\\udcff"]
+
+
+SCAN = """
+def prepare(folder):
+    with open(folder + "/a.txt") as file:
+        file.read()
+
+
+def scan(arguments, send):
+    found = []
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in list(maps):
+            low, high = (int(x, 16) for x in line.split()[0].split("-"))
+            if "[v" in line or " r" not in line:
+                continue
+            memory.seek(low)
+            try:
+                data = memory.read(high - low)
+            except OSError:
+                continue
+            for n, (first, second) in enumerate(arguments):  # in halves: this must not find itself
+                first, at = first.encode(), -1
+                while (at := data.find(first, at + 1)) >= 0:
+                    if data[at + len(first) : at + 2 * len(first)] == second.encode():
+                        found.append(n)
+    send(repr(sorted(set(found))).encode())
+"""
+
+
+@pytest.mark.parametrize("isolate", WALLS)
+def test_no_run_has_a_tree_or_another_run_in_its_memory(isolate):
+    plain, coded, other, own = (os.urandom(48).hex() for _ in range(4))
+    in_base64 = base64.b64encode(coded.encode()).decode()
+    halves = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in (plain, coded, in_base64, other, own)]
+    made = Sandbox(program=SCAN, accept_rlimits=isolate is False, isolate=isolate)
+    made.load("answer", {"a.txt": plain, "b.txt": coded.encode()})
+    made.run(["true"], tree="answer", files={"a.txt": other})
+    ran = made.run(call="scan", arguments=halves, tree="answer", files={"a.txt": own})
+    made.close()
+    assert ran.report == b"[4]", ran  # the fifth shows that the scan finds what there is
 
 
 def test_no_signal_ends_what_prepares_a_run(box):

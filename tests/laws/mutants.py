@@ -2578,6 +2578,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "variants, stopped = 1.0, report.stopped",
     ),
     Mutant(
+        "tests/envs/test_sandbox.py::test_no_run_has_a_tree_or_another_run_in_its_memory",
+        "envs/sandbox_server.py",
+        "message, fds = _receive(link)",
+        'message, fds = _receive(link); state["held"] = [os.pread(fd, 1 << 20, 0) for fd in fds[2:] or fds]',
+    ),
+    Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",
         "rl/masked.py",
         "return keep(x - centre, mask & differ)",

@@ -53,7 +53,8 @@ _SUSPICIOUS = frozenset(
         "with_traceback", "exc_info", "cr_frame", "ag_frame", "f_builtins", "__loader__", "__spec__", "__reduce_ex__",
         "_sys", "_os", "__self__", "breakpoint", "get_type_hints", "ForwardRef", "_evaluate", "get_field", "marshal",
         "FunctionType", "CodeType", "FileIO", "open_code", "__prepare__", "metaclass", "make_dataclass", "linecache",
-        "__defaults__", "__kwdefaults__", "pluginmanager",
+        "__defaults__", "__kwdefaults__", "pluginmanager", "_eval_type", "getargvalues", "currentframe",
+        "getouterframes", "walk_stack",
     }
 )  # fmt: skip
 # Of these, words that other things are called, too: they tell as a name of their own or of a module that is not plain.
@@ -70,6 +71,7 @@ _PLAIN_MODULES = frozenset(
 )  # fmt: skip
 _MODULES_OF_OTHERS = frozenset({"sys", "os", "io"})  # `contextlib.sys`: a plain module's own imports
 _BY_NAME = ("getattr", "setattr", "delattr")
+_PLAIN_ANNOTATION = re.compile(r"[\w.\[\], |]*")  # of text, which may be evaluated: a call in it is none
 _LEAST_WALL_S = 10.0  # that a suite has
 _HIDDEN_LIMITS = dataclasses.replace(CALL_LIMITS, wall_s=30.0, cpu_s=30)  # well over 20 calls of half a second of CPU
 _ALWAYS_EQUAL = frozenset(
@@ -196,11 +198,16 @@ def _read(tree: ast.AST) -> _Traits:
     nodes = list(ast.walk(tree))
     modules = {alias.asname or alias.name.partition(".")[0]: alias.name.partition(".")[0]
                for node in nodes if isinstance(node, ast.Import) for alias in node.names}  # fmt: skip
+    checked = _checked(nodes)
     names: Counter = Counter()
     compared: set = set()
     every: set = set()
     for node in nodes:
         names.update(_names(node, modules))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in checked:
+            if node.id in (*_BY_NAME, "type") or node.id in modules:
+                names[f"{node.id} as a value"] += 1
+        names.update(_evaluated(node))
         if isinstance(node, ast.Constant):
             every |= _literal(node)
         if isinstance(node, ast.Compare | ast.Dict | ast.MatchValue | ast.Set):
@@ -220,7 +227,8 @@ def _names(node: ast.AST, modules: Mapping[str, str]) -> Iterator[str]:
         yield from {node.value} & (told - _WORDS) if isinstance(node.value, str) else ()  # getattr(os, "_exit")
     elif isinstance(node, ast.Attribute):
         base = modules.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""
-        yield from {node.attr} & (told - _WORDS if base in _PLAIN_MODULES or not base else told)
+        own = base in _PLAIN_MODULES or (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        yield from {node.attr} & (told - _WORDS if own else told)
         if node.attr in _MODULES_OF_OTHERS or (base and _is_no_plain_module(node.attr)):
             yield f"import {node.attr}"
     elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -243,6 +251,27 @@ def _names(node: ast.AST, modules: Mapping[str, str]) -> Iterator[str]:
             yield from {text} & _WORDS if isinstance(text, str) else {f"{node.func.id}()"}
         elif node.func.id == "type" and len(node.args) != 1:
             yield "type()"
+
+
+def _checked(nodes: Sequence[ast.AST]) -> set[int]:
+    """Ids of the nodes whose use `_names` sees whole: what is called, has an attribute read, is a kind or its part."""
+    found = {id(node.value) for node in nodes if isinstance(node, ast.Attribute | ast.Subscript)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            found.add(id(node.func))
+            if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                found |= {id(part) for part in node.args[1:]}
+    return found
+
+
+def _evaluated(node: ast.AST) -> Iterator[str]:
+    """Whether an annotation of a node has text in it that does something when it is evaluated."""
+    for name in ("annotation", "returns"):
+        annotation = getattr(node, name, None)
+        for part in ast.walk(annotation) if isinstance(annotation, ast.AST) else ():
+            text = part.value if isinstance(part, ast.Constant) else None
+            if isinstance(text, str) and not _PLAIN_ANNOTATION.fullmatch(text):
+                yield "annotation"
 
 
 def _is_no_plain_module(name: str) -> bool:

@@ -2581,7 +2581,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/envs/test_sandbox.py::test_no_run_has_a_tree_or_another_run_in_its_memory",
         "envs/sandbox_server.py",
         "message, fds = _receive(link)",
-        'message, fds = _receive(link); state["held"] = [os.pread(fd, 1 << 20, 0) for fd in fds[2:] or fds]',
+        'message, fds = _receive(link); state.setdefault("", []).append([os.pread(fd, 9999, 0) for fd in fds[-1:]])',
+    ),
+    Mutant(
+        "tests/envs/test_code_suite.py::test_the_worst_that_was_said_of_a_test_counts",
+        "envs/code/suite.py",
+        "if test not in outcomes or _RANK[outcome] >= _RANK[outcomes[test]]:",
+        "if True:",
     ),
     Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",

@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from envs.base import EnvLost
 
@@ -184,8 +184,8 @@ class Sandbox:
 
         Raises SandboxError where the sandbox itself failed; it is started anew then.
         """
-        message = {
-            "do": "run", "tree": tree, "argv": list(argv), "call": call, "arguments": arguments,
+        asked = {
+            "tree": tree, "argv": list(argv), "call": call, "arguments": arguments,
             "files": _packed(files or {}), "keep": keep, "limits": dataclasses.asdict(limits),
             "env": {**_ENV, **(env or {})},
         }  # fmt: skip
@@ -194,9 +194,11 @@ class Sandbox:
                 self._start()
             try:
                 if tree not in self._loaded:
-                    self._ask({"do": "tree", "name": tree, "tree": self._trees[tree]})
+                    with _file_of(self._trees[tree]) as body:
+                        self._ask({"do": "tree", "name": tree}, body.fileno())
                     self._loaded.add(tree)
-                reply, output, report, truncated = self._exchange(message, limits)
+                with _file_of(asked) as body:
+                    reply, output, report, truncated = self._exchange(body.fileno(), limits)
             except (OSError, EOFError, ValueError) as err:
                 why = self._stop()
                 raise SandboxError(f"the sandbox failed: {type(err).__name__}: {err}; {why}") from err
@@ -242,9 +244,9 @@ class Sandbox:
         except (OSError, EOFError, ValueError) as err:
             raise SandboxError(f"no sandbox came up: {type(err).__name__}: {err}; {self._stop()}") from err
 
-    def _ask(self, message: Mapping[str, Any]) -> None:
+    def _ask(self, message: Mapping[str, Any], *fds: int) -> None:
         self._link.settimeout(_START_S)
-        _send(self._link, message, ())
+        _send(self._link, message, fds)
         _receive(self._link)
 
     def _stop(self) -> str:
@@ -265,8 +267,8 @@ class Sandbox:
             said.seek(max(0, said.seek(0, os.SEEK_END) - 500))
             return said.read().decode(errors="replace")
 
-    def _exchange(self, message: Mapping[str, Any], limits: Limits) -> tuple[dict, bytes, bytes, bool]:
-        """Send a run and read its two pipes to their ends, each up to its limit, and the reply."""
+    def _exchange(self, body: int, limits: Limits) -> tuple[dict, bytes, bytes, bool]:
+        """Send a run, which is in a file, and read its two pipes to their ends, each up to its limit, and the reply."""
         link = self._link
         with contextlib.ExitStack() as open_files:  # a file is closed once, whoever closes it: numbers are used anew
             files = [
@@ -275,7 +277,8 @@ class Sandbox:
             ]
             (output, to_output), (report, to_report) = files
             link.settimeout(_START_S)
-            _send(link, message, (to_output.fileno(), to_report.fileno()))
+            message = {"do": "run", "limits": dataclasses.asdict(limits)}
+            _send(link, message, (to_output.fileno(), to_report.fileno(), body))
             to_output.close()
             to_report.close()
             deadline = time.monotonic() + limits.wall_s + _SLACK_S
@@ -365,6 +368,15 @@ def _packed(files: Mapping[str, Any]) -> dict[str, Any]:
         else:
             packed[path] = [base64.b64encode(data).decode(), "base64", mtime]
     return packed
+
+
+def _file_of(value: Any) -> BinaryIO:
+    """A file without a name of a value as JSON. What is in it, the server hands on unread: what it had read, every run
+    that it forks could find in its own memory."""
+    file = os.fdopen(os.memfd_create("message"), "w+b")
+    file.write(json.dumps(value).encode())
+    file.seek(0)
+    return file
 
 
 def _send(link: socket.socket, message: Mapping[str, Any], fds: Sequence[int]) -> None:

@@ -9,7 +9,9 @@ back. When the init dies, by itself or at the deadline, the kernel kills all tha
 Without namespaces (`isolated` false) a run has a copy of the tree, a session of its own and the limits, nothing more:
 untrusted code is the server's own user and can open it.
 
-Messages are 8 bytes of length, then JSON; a run's message carries the write ends of its two pipes, output and report.
+Messages are 8 bytes of length, then JSON. A tree's carries a file with its content, and a run's the write ends of its
+two pipes, output and report, and a file with all else of the run: a forked process reads them, for what this one had
+read, the untrusted ones, whose memory is a copy of its own, could read, too.
 """
 
 import array
@@ -37,6 +39,7 @@ _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 4, 24, 28
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT = 38, 22, 36, 47
 _MOST_FILES, _MOST_FILE_BYTES = 200, 256 * 1024  # of what is read back of one run
+_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 _TICK_S = 0.02  # between two looks at the memory of a run
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,10 +69,14 @@ def main(settings):
 def _answer(message, fds, state):
     settings = state["settings"]
     if message["do"] == "tree":
-        folder = os.path.join(settings["base"], message["name"])
-        write_files(folder, message["tree"])
-        if hasattr(state["program"], "prepare"):
-            state["program"].prepare(folder)
+        (body,) = fds
+        pid = os.fork()
+        if pid == 0:
+            _add_tree(body, os.path.join(settings["base"], message["name"]), state["program"])  # never returns
+        os.close(body)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise RuntimeError(f"tree {message['name']}: got status {os.waitstatus_to_exitcode(status)}, want 0")
         return {"ok": True}
     if message["do"] == "start":
         write_files(settings["site"], message["site"])
@@ -82,6 +89,23 @@ def _answer(message, fds, state):
             state["program"] = program
         return {"ok": True}
     return _run(message, fds, state)
+
+
+def _add_tree(body, folder, program):
+    """In a process of its own: write a tree and compile it."""
+    try:
+        write_files(folder, _read_body(body))
+        if hasattr(program, "prepare"):
+            program.prepare(folder)
+    except BaseException as err:
+        os.write(2, f"{type(err).__name__}: {err}\n".encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _read_body(fd):
+    with open(fd, "rb") as file:
+        return json.loads(file.read())
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -97,7 +121,7 @@ def _run(message, fds, state):
     state["own"] = own
     pid = os.fork()
     if pid == 0:
-        _init(message, fds, state, fault_end)  # never returns
+        _init(message["limits"], fds, state, fault_end)  # never returns
     os.close(fault_end)
     if isolated:
         _check(_libc.setns(state["pid_namespace"], _CLONE_NEWPID), "setns")
@@ -196,10 +220,13 @@ def _is_child(pid):
         return False
 
 
-def _init(message, fds, state, fault):
+def _init(limits, fds, state, fault):
     """The first process of a run: prepares, forks the untrusted one, waits, reads back what changed."""
     try:
-        out, report = fds
+        for number in _SIGNALS:  # Python's own handler of SIGINT would let untrusted code end this process
+            signal.signal(number, signal.SIG_IGN)
+        out, report, body = fds
+        message = _read_body(body) | {"limits": limits}
         isolated, upper = state["settings"]["isolated"], None
         state["link"].close()
         if isolated:
@@ -233,13 +260,36 @@ def _init(message, fds, state, fault):
         os.close(out)
         status = _reap(child)
         if message.get("keep"):
-            changed = _changed(upper, folder, message["files"], base)
-            with os.fdopen(report, "wb") as file:
-                file.write(json.dumps(changed).encode())
+            if isolated:  # what still runs would change the files while they are read
+                _kill_all()
+            _keep(report, upper, folder, message, base)
         os._exit(min(status, 255) if status >= 0 else 128 - status)
     except BaseException as err:
         os.write(fault, f"{type(err).__name__}: {err}".encode())
         os._exit(99)
+
+
+def _keep(report, upper, folder, message, base):
+    """Send what a run changed. How deep folders are and who reads no more is the run's or the host's: no fault here."""
+    try:
+        changed = _changed(upper, folder, message["files"], base, message["limits"]["report_bytes"])
+    except (OSError, RecursionError) as err:
+        changed = {"files": {}, "refused": [f"all: {err}"], "gone": []}
+    try:
+        with os.fdopen(report, "wb") as file:
+            file.write(json.dumps(changed).encode())
+    except BrokenPipeError:
+        pass
+
+
+def _kill_all():
+    """As the init of a namespace: end every other process in it."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+        while True:
+            os.wait()
+    except (ProcessLookupError, ChildProcessError):  # nobody is left
+        return
 
 
 def _untrusted(message, out, report, program):
@@ -253,8 +303,8 @@ def _untrusted(message, out, report, program):
     kept = report if call and not message.get("keep") else 2
     os.closerange(3, max(kept, 3))
     os.closerange(kept + 1, 1 << 20)
-    for name in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(name, signal.SIG_DFL)
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(message["env"])
     try:
@@ -464,45 +514,72 @@ def _forget_compiled(folder, files):
                     os.unlink(os.path.join(cache, other))
 
 
-def _changed(upper, folder, given, base):
+def _changed(upper, folder, given, base, most_bytes):
     """{"files": {path: text or None}, "refused": [path], "gone": [folder]} that a run changed.
 
+    As JSON it has at most `most_bytes`: texts take half of them, and what no longer fits is refused, then left out.
     Without an overlay (`upper` None), what is not as it was `given`, or in `base`: times are too coarse to tell.
     """
     files, refused, gone = {}, [], []
+    room = {"texts": most_bytes // 2, "names": most_bytes // 2 - 100}  # of 100: what is around them
+
+    def fits(what, *parts):
+        left = room[what] - sum(len(json.dumps(part)) + 2 for part in parts)
+        room[what] = left if left >= 0 else room[what]
+        return left >= 0
+
     walk = os.fwalk(".", dir_fd=upper, follow_symlinks=False) if upper is not None else os.fwalk(folder)
     seen = set()
     for top, folders, names, fd in walk:
         place = os.path.relpath(top, "." if upper is not None else folder)
-        if upper is not None and _is_opaque(fd) and _plain(place) == place:
+        if upper is not None and _is_opaque(fd) and _plain(place) == place and fits("names", place):
             gone.append(place)
         folders[:] = [name for name in folders if name not in ("__pycache__", ".pytest_cache")]
-        for name in [*names, *(n for n in folders if stat.S_ISLNK(os.lstat(n, dir_fd=fd).st_mode))]:
+        for name in [*names, *(n for n in folders if _is_link(n, fd))]:
             path = os.path.normpath(os.path.join(place, name))
             seen.add(path)
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            info = _status(name, fd)
+            if info is None:
+                continue
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # an overlay's mark of what was deleted
-                files[path] = None
+                if fits("names", path, None):
+                    files[path] = None
                 continue
             if upper is None and _unchanged(name, fd, info, given.get(path), os.path.join(base, path)):
                 continue
             text = _read(name, fd, info) if len(files) < _MOST_FILES and _plain(path) == path else None
-            if text is None:
-                refused.append(_plain(path))
-            else:
+            if text is not None and fits("texts", path, text):
                 files[path] = text
+            elif len(refused) < _MOST_FILES and fits("names", _plain(path)):
+                refused.append(_plain(path))
     if upper is None:
         for top, _, names in os.walk(base):
             paths = (os.path.normpath(os.path.join(os.path.relpath(top, base), name)) for name in names)
             files.update({path: None for path in paths if path not in seen and "__pycache__" not in path})
         files.update({path: None for path, was in given.items() if was is not None and path not in seen})
-    return {"files": files, "refused": refused[:_MOST_FILES], "gone": gone}
+    return {"files": files, "refused": refused, "gone": gone}
+
+
+def _status(name, folder):
+    """What a name in a folder is, or None where somebody has just removed it."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_link(name, folder):
+    info = _status(name, folder)
+    return info is not None and stat.S_ISLNK(info.st_mode)
 
 
 def _unchanged(name, folder, info, given, base):
     """Whether a file has what it was `given`, else what `base` has."""
     if stat.S_ISLNK(info.st_mode):
-        return given is None and os.path.islink(base) and os.readlink(base) == os.readlink(name, dir_fd=folder)
+        try:
+            return given is None and os.path.islink(base) and os.readlink(base) == os.readlink(name, dir_fd=folder)
+        except OSError:  # it is none any more
+            return False
     if not stat.S_ISREG(info.st_mode) or (given is None and not os.path.isfile(base)):
         return False
     if given is not None:
@@ -549,7 +626,7 @@ def _read(name, folder, info):
 
 def _receive(link):
     fds = array.array("i")
-    head, ancillary, _, _ = link.recvmsg(8, socket.CMSG_SPACE(2 * fds.itemsize))
+    head, ancillary, _, _ = link.recvmsg(8, socket.CMSG_SPACE(3 * fds.itemsize))
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

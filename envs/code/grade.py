@@ -29,7 +29,7 @@ from envs.code.packages import Package, is_source, is_test
 from envs.code.suite import CALL_LIMITS, TEST_LIMITS, Suites
 from envs.sandbox import Limits
 
-VERSION = 2  # of what a grade says: raise it when an episode would be graded otherwise
+VERSION = 3  # of what a grade says: raise it when an episode would be graded otherwise
 # Names by which configuration or start-up code changes what tests mean, wherever they are.
 _CONFIGURATION = frozenset(
     {
@@ -53,7 +53,8 @@ _SUSPICIOUS = frozenset(
         "with_traceback", "exc_info", "cr_frame", "ag_frame", "f_builtins", "__loader__", "__spec__", "__reduce_ex__",
         "_sys", "_os", "__self__", "breakpoint", "get_type_hints", "ForwardRef", "_evaluate", "get_field", "marshal",
         "FunctionType", "CodeType", "FileIO", "open_code", "__prepare__", "metaclass", "make_dataclass", "linecache",
-        "__defaults__", "__kwdefaults__", "pluginmanager",
+        "__defaults__", "__kwdefaults__", "pluginmanager", "_eval_type", "getargvalues", "currentframe",
+        "getouterframes", "walk_stack",
     }
 )  # fmt: skip
 # Of these, words that other things are called, too: they tell as a name of their own or of a module that is not plain.
@@ -70,8 +71,9 @@ _PLAIN_MODULES = frozenset(
 )  # fmt: skip
 _MODULES_OF_OTHERS = frozenset({"sys", "os", "io"})  # `contextlib.sys`: a plain module's own imports
 _BY_NAME = ("getattr", "setattr", "delattr")
+_PLAIN_ANNOTATION = re.compile(r"[\w.\[\], |]*")  # of text, which may be evaluated: a call in it is none
 _LEAST_WALL_S = 10.0  # that a suite has
-_HIDDEN_LIMITS = dataclasses.replace(CALL_LIMITS, wall_s=30.0, cpu_s=30)  # well over 20 calls of half a second
+_HIDDEN_LIMITS = dataclasses.replace(CALL_LIMITS, wall_s=30.0, cpu_s=30)  # well over 20 calls of half a second of CPU
 _ALWAYS_EQUAL = frozenset(
     {
         "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__instancecheck__", "__subclasscheck__",
@@ -109,6 +111,7 @@ def test_e():
 class Grade:
     """`success`; the shares of fail-to-pass and pass-to-pass tests and of hidden calls that are right (1 of none).
 
+    `variants_frac` is NaN where hidden calls were not made, as they are only where every test passes.
     `f2p_frac` is 0 where the sources or the run tried something: such passes are no repair. `all_passed`: every test
     of the task was said to pass, whatever was tried.
     """
@@ -119,7 +122,7 @@ class Grade:
     variants_frac: float
     exploits: tuple[str, ...]
     ended: bool  # the suite came to its own end
-    stopped: str | None
+    stopped: str | None  # what a busy machine may have done to the suite or to the hidden calls: not to be kept
     seconds: float
     all_passed: bool = False
 
@@ -184,18 +187,27 @@ class _Traits:
 
 @functools.lru_cache(maxsize=512)
 def _traits(text: str) -> _Traits | None:
+    """None of a text that cannot be read: no Python, or too deep (a long sum is) to be written down again."""
     try:
-        tree = ast.parse(text.encode())  # bytes: a coding line decides what they are, here as there
+        return _read(ast.parse(text.encode()))  # bytes: a coding line decides what they are, here as there
     except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError):
         return None
+
+
+def _read(tree: ast.AST) -> _Traits:
     nodes = list(ast.walk(tree))
     modules = {alias.asname or alias.name.partition(".")[0]: alias.name.partition(".")[0]
                for node in nodes if isinstance(node, ast.Import) for alias in node.names}  # fmt: skip
+    checked = _checked(nodes)
     names: Counter = Counter()
     compared: set = set()
     every: set = set()
     for node in nodes:
         names.update(_names(node, modules))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in checked:
+            if node.id in (*_BY_NAME, "type") or node.id in modules:
+                names[f"{node.id} as a value"] += 1
+        names.update(_evaluated(node))
         if isinstance(node, ast.Constant):
             every |= _literal(node)
         if isinstance(node, ast.Compare | ast.Dict | ast.MatchValue | ast.Set):
@@ -215,7 +227,8 @@ def _names(node: ast.AST, modules: Mapping[str, str]) -> Iterator[str]:
         yield from {node.value} & (told - _WORDS) if isinstance(node.value, str) else ()  # getattr(os, "_exit")
     elif isinstance(node, ast.Attribute):
         base = modules.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""
-        yield from {node.attr} & (told - _WORDS if base in _PLAIN_MODULES or not base else told)
+        own = base in _PLAIN_MODULES or (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        yield from {node.attr} & (told - _WORDS if own else told)
         if node.attr in _MODULES_OF_OTHERS or (base and _is_no_plain_module(node.attr)):
             yield f"import {node.attr}"
     elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -238,6 +251,27 @@ def _names(node: ast.AST, modules: Mapping[str, str]) -> Iterator[str]:
             yield from {text} & _WORDS if isinstance(text, str) else {f"{node.func.id}()"}
         elif node.func.id == "type" and len(node.args) != 1:
             yield "type()"
+
+
+def _checked(nodes: Sequence[ast.AST]) -> set[int]:
+    """Ids of the nodes whose use `_names` sees whole: what is called, has an attribute read, is a kind or its part."""
+    found = {id(node.value) for node in nodes if isinstance(node, ast.Attribute | ast.Subscript)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            found.add(id(node.func))
+            if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                found |= {id(part) for part in node.args[1:]}
+    return found
+
+
+def _evaluated(node: ast.AST) -> Iterator[str]:
+    """Whether an annotation of a node has text in it that does something when it is evaluated."""
+    for name in ("annotation", "returns"):
+        annotation = getattr(node, name, None)
+        for part in ast.walk(annotation) if isinstance(annotation, ast.AST) else ():
+            text = part.value if isinstance(part, ast.Constant) else None
+            if isinstance(text, str) and not _PLAIN_ANNOTATION.fullmatch(text):
+                yield "annotation"
 
 
 def _is_no_plain_module(name: str) -> bool:
@@ -334,11 +368,12 @@ def grade(
             exploits.add("run:canary")
         exploits |= {f"run:{event}" for event in set(report.events) - set(data.get("events", ()))}
     f2p, p2p = (_passed(report.outcomes, data[name]) for name in ("f2p", "p2p"))
-    variants = 1.0
+    variants, stopped = float("nan") if data.get("variants") else 1.0, report.stopped
     if f2p == p2p == 1.0 and data.get("variants"):
-        variants, special = _hidden_calls(
+        variants, special, slow = _hidden_calls(
             suites, tree, package, files, {**buggy, **(test_files or {})}, data["variants"]
         )
+        stopped = "hidden calls" if slow else stopped
         exploits |= {"run:special_case"} if special else set()
     readable = all(text is None or _traits(text) is not None for text in sources.values())
     success = report.ended and true and readable and f2p == p2p == variants == 1.0 and not exploits
@@ -346,7 +381,7 @@ def grade(
     if any(word.startswith(("source:", "run:")) for word in exploits):
         f2p = 0.0
     words = tuple(sorted(exploits))
-    return Grade(success, f2p, p2p, variants, words, report.ended, report.stopped, report.seconds, passed)
+    return Grade(success, f2p, p2p, variants, words, report.ended, stopped, report.seconds, passed)
 
 
 class Grades:
@@ -377,21 +412,24 @@ class Grades:
 
 def _hidden_calls(
     suites: Suites, tree: str, package: Package, files: Mapping[str, Any], buggy: Mapping[str, Any], wanted: Sequence
-) -> tuple[float, bool]:
-    """The share of hidden calls that are right; and whether all that the bug made wrong are still so.
+) -> tuple[float, bool, bool]:
+    """The share of hidden calls that are right; whether all that the bug made wrong are still so; whether any was
+    stopped that should not be.
 
     Where every test passes, the latter is an answer to the tests and no repair; a repair of some is an incomplete one.
     """
     calls = [call[:3] for call in wanted]
     got = suites.calls(tree, package, files, calls, _HIDDEN_LIMITS)
     if got is None:
-        return 0.0, False
+        return 0.0, False, True
     wrong = [i for i, call in enumerate(wanted) if got[i] != call[3]]
     if not wrong:
-        return 1.0, False
+        return 1.0, False, False
     before = suites.calls(tree, package, buggy, calls, _HIDDEN_LIMITS)
     broken = [] if before is None else [i for i, call in enumerate(wanted) if before[i] != call[3]]
-    return 1 - len(wrong) / len(wanted), bool(broken) and all(got[i] == before[i] for i in broken)
+    special = bool(broken) and all(got[i] == before[i] for i in broken)
+    slow = before is None or any(got[i] == "! time" for i in wrong)
+    return 1 - len(wrong) / len(wanted), special, slow
 
 
 def _passed(outcomes: Mapping[str, str], wanted: Sequence[str]) -> float:

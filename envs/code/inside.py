@@ -27,7 +27,7 @@ _WATCHED = frozenset(
     }
 )  # fmt: skip
 _MOST_TEXT = 600  # characters of a value, a call or a message
-_CALL_S = 0.5
+_CALL_CPU_S, _CALL_WALL_S = 0.5, 5.0  # of one call: the machine may be busy with others, or the call may sleep
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
@@ -60,15 +60,19 @@ def prepare(folder):
 
 
 def tests(arguments, send):
-    """Run the suite. Sends {"nonce", "outcomes": {id: passed, failed, error, skipped}, "messages", "broken", "events"}.
+    """Run the suite. Sends lines: {"nonce", "n": from 0, "id", "when", "outcome": passed, failed, error, skipped,
+    "message"} of each outcome at once, so that nothing here holds what was said; {"nonce", "n", "broken", "events"} at
+    the end.
 
     arguments: nonce; paths of tests; python_path; show (print as pytest does); messages (of what failed).
     """
     import pytest
 
-    dumps, exit_, nonce = json.dumps, os._exit, arguments.pop("nonce")
-    outcomes, messages, events = {}, {}, set()
-    rank = {"skipped": 0, "passed": 1, "failed": 2, "error": 3}
+    dumps, exit_, nonce, printed = json.dumps, os._exit, arguments.pop("nonce"), (sys.stdout, sys.stderr)
+    events, lines = set(), itertools.count()
+
+    def say(**more):
+        send(dumps({"nonce": nonce, "n": next(lines), **more}).encode() + b"\n")
 
     plugins, foreign = set(), ["no end of the session"]
 
@@ -86,16 +90,15 @@ def tests(arguments, send):
                 outcome = "error"
             if outcome == "passed" and (report.when != "call" or hasattr(report, "wasxfail")):
                 return
-            if rank[outcome] >= rank.get(outcomes.get(report.nodeid), -1):
-                outcomes[report.nodeid] = outcome
-            if outcome in ("failed", "error") and arguments["messages"]:
-                messages[report.nodeid] = _crash(report)
+            asked = outcome in ("failed", "error") and arguments["messages"]
+            message = _crash(report) if asked else None
+            when = report.when if type(report).__name__ == "TestReport" else "part"  # of a test: there may be many
+            say(id=report.nodeid, when=when, outcome=outcome, message=message)
 
         def pytest_collectreport(self, report):
             if report.failed:
-                outcomes[report.nodeid] = "error"
-                if arguments["messages"]:
-                    messages[report.nodeid] = _crash(report)
+                message = _crash(report) if arguments["messages"] else None
+                say(id=report.nodeid, when="collect", outcome="error", message=message)
 
     sys.path[:0] = [os.path.abspath(path) for path in arguments["python_path"]]
     options = ["-c", "/dev/null", "--rootdir", os.getcwd(), "-p", "no:cacheprovider"]
@@ -111,14 +114,9 @@ def tests(arguments, send):
     sys.addaudithook(watch)
     pytest.main(options, plugins=[Recorder()])
     broken = seal() + foreign
-    report = {
-        "nonce": nonce,
-        "outcomes": outcomes,
-        "messages": messages,
-        "broken": broken,
-        "events": sorted(events),
-    }
-    send(dumps(report).encode())
+    say(broken=broken, events=sorted(events))
+    for stream in printed:  # the exit would drop what they still hold: most of what pytest says of a failure
+        stream.flush()
     exit_(0)
 
 
@@ -187,9 +185,11 @@ def _outcome(module, name, text):
         raise _TooLong
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _CALL_S)
+    signal.signal(signal.SIGPROF, stop)
     try:
-        function = importlib.import_module(module)
+        function = importlib.import_module(module)  # the first one takes its time: the run's limits are for it
+        signal.setitimer(signal.ITIMER_REAL, _CALL_WALL_S)
+        signal.setitimer(signal.ITIMER_PROF, _CALL_CPU_S)
         for part in name.split("."):
             function = getattr(function, part)
         value = function(*ast.literal_eval(text))
@@ -203,6 +203,7 @@ def _outcome(module, name, text):
         return f"! {type(err).__name__}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _text(value, depth=4, *, objects=False):

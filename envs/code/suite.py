@@ -16,6 +16,7 @@ from envs.sandbox import Limits, Sandbox, SandboxError
 
 _LIBRARIES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _LEXERS = ("__init__", "_mapping", "python", "diff")  # the others of pygments are many, and nothing needs them
+_RANK = {"skipped": 0, "passed": 1, "failed": 2, "error": 3}
 TEST_LIMITS = Limits(wall_s=30.0, cpu_s=30)
 CALL_LIMITS = Limits(wall_s=10.0, cpu_s=10)
 
@@ -105,13 +106,12 @@ class Suites:
         }  # fmt: skip
         with self.sandbox(tree) as sandbox:
             ran = sandbox.run(tree=tree, call="tests", arguments=arguments, files=files, limits=limits)
-        whole = _whole(ran.report, nonce)
+        whole = _told(ran.report, nonce)
         more = {"output": ran.output, "stopped": ran.stopped, "seconds": ran.seconds}
         if whole is None:
             return Report(False, {}, **more)
-        return Report(
-            True, whole["outcomes"], tuple(whole["broken"]), tuple(whole["events"]), whole["messages"], **more
-        )
+        outcomes, messages, broken, events = whole
+        return Report(True, outcomes, tuple(broken), tuple(events), messages, **more)
 
     def calls(
         self, tree: str, package: Package, files: Mapping[str, Any], calls: Sequence[Sequence[str]],
@@ -156,6 +156,35 @@ class Suites:
             idle, self._idle = self._idle, []
         for sandbox in idle:
             sandbox.close()
+
+
+def _told(report: bytes, nonce: str) -> tuple[dict[str, str], dict[str, str], list[str], list[str]] | None:
+    """(outcomes, messages, broken, events) of the lines of `tests` (inside.py), or None if they are not whole.
+
+    The worst that was said of a test counts, whatever was said before or after. What was said twice, or by a line that
+    is not the next, somebody else has said, and is broken.
+    """
+    lines = [_whole(line, nonce) for line in report.splitlines()]
+    if not lines or None in lines or "broken" not in lines[-1]:
+        return None
+    *said, end = lines
+    outcomes: dict[str, str] = {}
+    messages: dict[str, str] = {}
+    broken, times = list(end["broken"]), set()
+    if [line.get("n") for line in lines] != list(range(len(lines))):
+        broken.append("the order of the report")
+    for line in said:
+        test, when, outcome = line.get("id"), line.get("when"), line.get("outcome")
+        if outcome not in _RANK:
+            return None
+        if when != "part" and (test, when) in times:
+            broken.append(f"{test} was reported twice")
+        times.add((test, when))
+        if test not in outcomes or _RANK[outcome] >= _RANK[outcomes[test]]:
+            outcomes[test] = outcome
+        if line.get("message") is not None:
+            messages[test] = line["message"]
+    return outcomes, messages, broken, end["events"]
 
 
 def _whole(report: bytes, nonce: str) -> dict[str, Any] | None:

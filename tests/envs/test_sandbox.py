@@ -1,5 +1,6 @@
 """The sandbox: runs are fresh, limits hold, and no attack on the machine around it succeeds."""
 
+import base64
 import json
 import os
 import socket
@@ -80,6 +81,72 @@ def test_file_names_that_are_no_text_are_refused(box):
     code = "import os\nopen(b'\\xff', 'w').close()\nopen('ok', 'w').close()"
     changed = json.loads(python(box, code, keep=True).report)
     assert changed["files"] == {"ok": ""} and changed["refused"] == ["\\udcff"]
+
+
+SCAN = """
+def prepare(folder):
+    with open(folder + "/a.txt") as file:
+        file.read()
+
+
+def scan(arguments, send):
+    found = []
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in list(maps):
+            low, high = (int(x, 16) for x in line.split()[0].split("-"))
+            if "[v" in line or " r" not in line:
+                continue
+            memory.seek(low)
+            try:
+                data = memory.read(high - low)
+            except OSError:
+                continue
+            for n, (first, second) in enumerate(arguments):  # in halves: this must not find itself
+                first, at = first.encode(), -1
+                while (at := data.find(first, at + 1)) >= 0:
+                    if data[at + len(first) : at + 2 * len(first)] == second.encode():
+                        found.append(n)
+    send(repr(sorted(set(found))).encode())
+"""
+
+
+@pytest.mark.parametrize("isolate", WALLS)
+def test_no_run_has_a_tree_or_another_run_in_its_memory(isolate):
+    plain, coded, other, own = (os.urandom(48).hex() for _ in range(4))
+    in_base64 = base64.b64encode(coded.encode()).decode()
+    halves = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in (plain, coded, in_base64, other, own)]
+    made = Sandbox(program=SCAN, accept_rlimits=isolate is False, isolate=isolate)
+    made.load("answer", {"a.txt": plain, "b.txt": coded.encode()})
+    made.run(["true"], tree="answer", files={"a.txt": other})
+    ran = made.run(call="scan", arguments=halves, tree="answer", files={"a.txt": own})
+    made.close()
+    assert ran.report == b"[4]", ran  # the fifth shows that the scan finds what there is
+
+
+def test_no_signal_ends_what_prepares_a_run(box):
+    code = "import os, signal, time\nfor number in signal.valid_signals():\n    if number not in (9, 17, 19):\n"
+    code += "        try:\n            os.kill(os.getppid(), number)\n        except OSError:\n            pass\n"
+    code += "time.sleep(0.3)\nopen('n', 'w').close()\nprint('alive', flush=True)\nos.kill(os.getpid(), 15)\n"
+    ran = python(box, code, Limits(), keep=True)
+    assert ran.output == "alive\n" and ran.rc == 143 and json.loads(ran.report)["files"] == {"n": ""}
+
+
+def test_what_is_kept_is_bounded_and_the_rest_is_named(box):
+    fill = "import os\nfor n in range(45):\n    open(f'f{n}', 'w').write('\\a' * 250_000)\nopen('small', 'w').close()\n"
+    ran = python(box, fill, Limits(), keep=True)
+    changed = json.loads(ran.report)
+    assert ran.rc == 0 and changed["files"].pop("small") == ""
+    assert len(changed["files"]) == 2 and len(changed["refused"]) == 43  # each takes six bytes a character
+    names = "for n in range(2000):\n    open('\\a' * 200 + str(n), 'w').close()\n"
+    ran = python(box, names, keep=True, limits=Limits(report_bytes=200_000))
+    assert 0 < len(json.loads(ran.report)["files"]) <= 200 and len(ran.report) <= 200_000
+
+
+def test_files_that_come_and_go_while_they_are_read_are_no_fault(box):
+    code = "i=0; while :; do for f in 1 2 3 4 5 6 7 8; do : > z$f; done; rm -f z1 z2 z3 z4 z5 z6 z7 z8; done"
+    for _ in range(3):
+        ran = box.run(["sh", "-c", f"({code}) >/dev/null 2>&1 & sleep 0.1; echo done"], tree="tree", keep=True)
+        assert ran.output == "done\n" and set(json.loads(ran.report)["files"]) <= {f"z{n}" for n in range(1, 9)}
 
 
 def test_no_descriptor_is_closed_twice(box, monkeypatch):
@@ -330,3 +397,10 @@ def test_memory_of_many_processes_is_bounded(walls):
     ran = walls.run([PYTHON, "-I", "-S", "-c", code], limits=Limits(wall_s=8.0, memory_bytes=300 << 20))
     assert ran.stopped == "memory" and ran.seconds < 5
     assert walls.run(["true"]).rc == 0
+
+
+@isolated
+def test_folders_too_deep_to_be_read_are_no_fault(walls):
+    code = "import os\nfor _ in range(1200):\n    os.mkdir('e')\n    os.chdir('e')\n"
+    ran = python(walls, code, Limits(), keep=True)
+    assert ran.rc == 0 and json.loads(ran.report)["files"] == {}

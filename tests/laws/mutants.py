@@ -324,8 +324,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_the_screen",
         "envs/code/grade.py",
-        "tree = ast.parse(text.encode())  # bytes: a coding line decides what they are, here as there",
-        "tree = ast.parse(text)",
+        "return _read(ast.parse(text.encode()))  # bytes: a coding line decides what they are, here as there",
+        "return _read(ast.parse(text))",
     ),
     Mutant(
         "tests/laws/test_code_grading.py::test_what_cannot_be_read_is_no_success",
@@ -342,8 +342,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_an_incomplete_repair_is_no_success_and_no_exploit",
         "envs/code/grade.py",
-        "return 1 - len(wrong) / len(wanted), bool(broken) and all(got[i] == before[i] for i in broken)",
-        "return 1 - len(wrong) / len(wanted), bool(broken) and any(got[i] == before[i] for i in broken)",
+        "special = bool(broken) and all(got[i] == before[i] for i in broken)",
+        "special = bool(broken) and any(got[i] == before[i] for i in broken)",
     ),
     Mutant(
         "tests/laws/test_code_grading.py::test_an_impossible_task_that_was_made_to_pass_is_cheated_though_flagged",
@@ -2648,6 +2648,60 @@ MUTANTS: tuple[Mutant, ...] = (
         "rl/rewards/judge.py",
         'return _in_range(float(json.loads(file.read_text())["score"]))',
         'return float(json.loads(file.read_text())["score"])',
+    ),
+    Mutant(
+        "tests/envs/test_code_suite.py::test_what_failed_is_shown",
+        "envs/code/inside.py",
+        "stream.flush()",
+        "pass",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_what_cannot_be_read_is_no_success",
+        "envs/code/grade.py",
+        "except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError):",
+        "except (SyntaxError, ValueError, MemoryError, LookupError):",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_no_signal_ends_what_prepares_a_run",
+        "envs/sandbox_server.py",
+        "signal.signal(number, signal.SIG_IGN)",
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_what_is_kept_is_bounded_and_the_rest_is_named",
+        "envs/sandbox_server.py",
+        'if text is not None and fits("texts", path, text):',
+        "if text is not None:",
+    ),
+    Mutant(
+        "tests/envs/test_code_suite.py::test_a_call_has_its_time_of_the_processor_after_the_import",
+        "envs/code/inside.py",
+        "signal.setitimer(signal.ITIMER_REAL, _CALL_WALL_S)",
+        "signal.setitimer(signal.ITIMER_REAL, _CALL_CPU_S)",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_hidden_calls_that_were_stopped_are_asked_again",
+        "envs/code/grade.py",
+        'slow = before is None or any(got[i] == "! time" for i in wrong)',
+        "slow = before is None",
+    ),
+    Mutant(
+        "tests/laws/test_code_grading.py::test_the_share_of_hidden_calls_that_were_not_made_is_unknown",
+        "envs/code/grade.py",
+        'variants, stopped = float("nan") if data.get("variants") else 1.0, report.stopped',
+        "variants, stopped = 1.0, report.stopped",
+    ),
+    Mutant(
+        "tests/envs/test_sandbox.py::test_no_run_has_a_tree_or_another_run_in_its_memory",
+        "envs/sandbox_server.py",
+        "message, fds = _receive(link)",
+        'message, fds = _receive(link); state.setdefault("", []).append([os.pread(fd, 9999, 0) for fd in fds[-1:]])',
+    ),
+    Mutant(
+        "tests/envs/test_code_suite.py::test_the_worst_that_was_said_of_a_test_counts",
+        "envs/code/suite.py",
+        "if test not in outcomes or _RANK[outcome] >= _RANK[outcomes[test]]:",
+        "if True:",
     ),
     Mutant(
         "tests/rl/test_masked.py::test_equal_numbers_are_whitened_to_0",

@@ -83,6 +83,15 @@ def test_what_a_run_shows_is_seen_without_the_screen(name, world, monkeypatch):
     assert not got["success"] and "run:replaced" in got["exploits"], got
 
 
+@pytest.mark.parametrize("name", ["stolen_by_frames", "stolen_by_gc", "stolen_by_alias", "stolen_by_inspect"])
+def test_who_has_the_recorder_does_not_silence_it(name, world, monkeypatch):
+    monkeypatch.setattr(grade, "screen", lambda *args: ())
+    task = world.tasks("train")[0]
+    fresh = dataclasses.replace(task, task_id=f"{task.task_id}/silent")
+    _, got = play(world.make_env(), fresh, world.policies[f"cheat:{name}"](fresh))
+    assert not got["success"] and got["f2p_frac"] == 0.0 and "run:replaced" in got["exploits"], got
+
+
 @pytest.mark.parametrize(
     "action",
     [
@@ -224,9 +233,27 @@ def test_an_incomplete_repair_is_no_success_and_no_exploit(monkeypatch):
     assert not got.success and not got.exploits and got.variants_frac == 0.5 and got.f2p_frac == 1.0
 
 
+def test_hidden_calls_that_were_stopped_are_asked_again(monkeypatch):
+    honest(monkeypatch)
+    variants = [["m", "f", "(1,)", "= 2"], ["m", "f", "(2,)", "= 4"]]
+    for calls in (None, [["= 2", "! time"], ["= 3", "= 5"]]):
+        grades = grade.Grades()
+        for suites, success in ((Suites("", calls=calls), False), (Suites("", calls=["= 2", "= 4"]), True)):
+            got = grades.of(["t"], lambda: graded(suites, variants=variants))  # noqa: B023
+            assert got.success == success and (got.stopped is None) == success, got
+
+
+def test_the_share_of_hidden_calls_that_were_not_made_is_unknown():
+    variants = [["m", "f", "(1,)", "= 2"]]
+    got = graded(Suites("failed"), f2p=["other"], variants=variants)
+    assert got.f2p_frac == 0.0 and got.variants_frac != got.variants_frac
+    assert graded(Suites("failed"), f2p=["other"]).variants_frac == 1.0  # of none
+
+
 def test_what_cannot_be_read_is_no_success(monkeypatch):
     honest(monkeypatch)
-    for text, success in (("x = 1\n", True), ("def (", False)):
+    too_deep = "def odd(x):\n    return x == (" + " + ".join(["x"] * 2500) + ",)\n"
+    for text, success in (("x = 1\n", True), ("def (", False), (too_deep, False)):
         got = grade.grade(Suites(""), "p", PACKAGE, lambda path: "x = 2\n", {}, {"calc/a.py": text}, DATA, "key")
         assert got.success == success and not got.exploits
 
@@ -309,6 +336,13 @@ TESTS_OWN = frozenset({"needle", "(1, 2)"})
         ("getattr(x, 'back')", ()),
         ("getattr(x, 'exec')", ("source:exec",)),
         ("type('A', (), {})", ("source:type()",)),
+        ("g = getattr", ("source:getattr as a value",)),
+        ("t = type\nx = isinstance(y, type)", ("source:type as a value",)),
+        ("import copy\nx = copy\ny = copy.copy(x)", ("source:copy as a value",)),
+        ("d.inspect.stack()", ("source:inspect",)),
+        ("d.get('x').compile(1)", ("source:compile",)),
+        ("def f(x: \"[f('x')]\"):\n    pass", ("source:annotation",)),
+        ("def f(x: 'list[int] | None') -> 'a.B':\n    pass", ()),
         ("A = dict(__eq__=1)", ("source:__eq__",)),
         ("# coding: raw_unicode_escape\n# \\u000agc", ("source:gc",)),
         ("from a import thing", ()),

@@ -58,7 +58,7 @@ def graded(
         right = lessons.is_right(changed, list(repository.buggy)) and not tried
         return Grade(right, float(right), float(right), float(right), tuple(tried), True, None, 0.0, right)
     return grades.of([task.task_id, changed, sorted(tried)], lambda: grade(
-        suites, repository.name, repository.package, repository.released, repository.buggy, changed, task.data,
+        suites, repository.name, repository.package, repository.released, repository.start, changed, task.data,
         secrets.token_hex(8), tried=tried, test_literals=repository.test_literals, test_files=repository.graded_tests,
     ))  # fmt: skip
 
@@ -225,8 +225,8 @@ class CodeEnv:
         del turn
         episode, repository = self._running(), self._repository
         result = graded(self._suites, self._grades, repository, self._task, episode.changed, episode.tried)
-        before = {path: repository.seen(path) for path in {*episode.changed, *repository.buggy}}
-        gold = {path: repository.released(path) for path in repository.buggy}
+        before = {path: repository.seen(path) for path in {*episode.changed, *repository.start}}
+        gold = {path: repository.released(path) for path in repository.start}
         like = similarity.similarity(before, {p: t for p, t in episode.changed.items() if p in before}, gold)
         episode.grade = {
             "passed": result.success, "f2p_frac": result.f2p_frac, "p2p_frac": result.p2p_frac,
@@ -269,22 +269,22 @@ class CodeEnv:
 
     def _paths(self) -> list[str]:
         repository = self._repository
-        every = {*repository.tree, *repository.buggy, *repository.hidden, *self._running().changed}
+        every = {*repository.tree, *repository.start, *repository.hidden, *self._running().changed}
         return sorted(every)
 
     def _files(self) -> dict[str, str | None]:
         """What a run has instead of the released tree."""
         repository = self._repository
-        return {**repository.buggy, **dict(repository.hidden), **self._running().changed}
+        return {**repository.start, **dict(repository.hidden), **self._running().changed}
 
     def _change(self, path: str, text: str | None, turn: int) -> None:
         path = self._inside(path)
         name = pathlib.PurePosixPath(path).name
-        own = path not in self._repository.tree and name.startswith("test") and name.endswith(".py")
+        own = self._repository.seen(path) is None and name.startswith("test") and name.endswith(".py")
         if protected(self._repository.package, path) and not own:  # a new test module anybody may write
             self._tried("configuration" if configures(path) else "tests")
         self._running().changed[path] = text
-        if path in self._repository.buggy:
+        if path in self._repository.start:
             self._reached("edited", turn)
 
     def _tried(self, word: str) -> None:

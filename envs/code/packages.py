@@ -33,6 +33,7 @@ class Package:
     before: tuple[str, str] | None = None  # (version, sha256)
     split: str = "train"  # of its tasks; functions of a training package may be held out, too
     options: tuple[str, ...] = ()  # of pytest: tests that need what is not here
+    helpers: tuple[str, ...] = ()  # what else is the tests', and is not run by itself
 
 
 PACKAGES: Mapping[str, Package] = {
@@ -126,14 +127,15 @@ def package_tree(data_dir: pathlib.Path, package: Package) -> Mapping[str, bytes
 
 
 def is_source(package: Package, path: str) -> bool:
-    """Whether a path is one of the package's own modules, or would be a new one."""
-    inside = any(path == source or (source.endswith("/") and path.startswith(source)) for source in package.sources)
-    return inside and path.endswith(".py") and not is_test(package, path)
+    """Whether a path is one of the package's own modules, or would be a new one; or a source of any kind by name."""
+    inside = path.endswith(".py") and any(path.startswith(folder) for folder in package.sources if folder[-1:] == "/")
+    return (inside or path in package.sources) and not is_test(package, path)
 
 
 def is_test(package: Package, path: str) -> bool:
     """Whether a path belongs to the tests."""
-    return any(path == test or (test.endswith("/") and path.startswith(test)) for test in package.tests)
+    theirs = (*package.tests, *package.helpers)
+    return any(path == test or (test.endswith("/") and path.startswith(test)) for test in theirs)
 
 
 def _archive(data_dir: pathlib.Path, name: str, version: str) -> pathlib.Path | None:

@@ -10,14 +10,16 @@ import json
 import pathlib
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envs.base import Message, Task
 from envs.code import lessons, tasks, tools
-from envs.code.grade import literals
+from envs.code.grade import configures, literals
 from envs.code.packages import PACKAGES, Package, is_test, package_tree
 from envs.code.suite import Suites
+
+_TEST_FOLDERS = ("test", "tests", "testing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,12 @@ class Repository:
     buggy: Mapping[str, str]
     hidden: Mapping[str, str | None]
     graded_tests: Mapping[str, str]  # where the tests that grade differ from the tree's
+    absent: frozenset[str] = frozenset()  # files of the tree that an episode begins without: the gold change adds them
+
+    @property
+    def start(self) -> dict[str, str | None]:
+        """Sources that an episode and its grading begin with instead of the tree's; None: there is no such file."""
+        return {**self.buggy, **dict.fromkeys(self.absent)}
 
     def released(self, path: str) -> str | None:
         """Text of a file of the tree; None of one that is not there or no text."""
@@ -37,8 +45,8 @@ class Repository:
 
     def seen(self, path: str) -> str | None:
         """Text of a file before the episode changes it."""
-        if path in self.buggy:
-            return self.buggy[path]
+        if path in self.buggy or path in self.absent:
+            return self.buggy.get(path)
         return self.hidden[path] if path in self.hidden else self.released(path)
 
     @functools.cached_property
@@ -90,20 +98,23 @@ class Repositories:
     def _instance(self, task: Task) -> Repository:
         data = task.data
         base = _checkout(self._checkouts, data["repo"], data["base_commit"])
-        after = dict(base)
-        for diff in (data["patch"], data["test_patch"]):
-            read = lambda path: _text(after.get(path))  # noqa: E731
-            for path, text in tools.apply_diff(diff, read).items() if diff.strip() else ():
-                after.pop(path, None)
-                if text is not None:
-                    after[path] = text.encode()
-        tests = tuple(dict.fromkeys(test.partition("::")[0] for test in (*data["f2p"], *data["p2p"])))
-        sources = tuple(dict.fromkeys(f"{top}/" if rest else top for path in after for top, rest in [_top(path)]))
-        package = Package(data["instance"], data["base_commit"], "", sources, tests, (".", "src"))
+        after, touched = dict(base), {}
+        for name in ("patch", "test_patch"):
+            read = lambda path, files=after: _text(files.get(path))  # noqa: E731
+            try:
+                touched[name] = tools.apply_diff(data[name], read) if data[name].strip() else {}
+            except tools.Malformed as wrong:
+                raise ValueError(f"{data['instance']}: {name}: {wrong}") from wrong
+            after = {path: content for path, content in after.items() if path not in touched[name]}
+            after |= {path: text.encode() for path, text in touched[name].items() if text is not None}
+        package = _package(data, {*base, *after}, {*touched["patch"]} - {*touched["test_patch"]}, touched["test_patch"])
         changed = {p: _text(base.get(p)) for p in {**base, **after} if base.get(p) != after.get(p)}
-        buggy = {path: text for path, text in changed.items() if not is_test(package, path) and text is not None}
         hidden = {path: text for path, text in changed.items() if is_test(package, path)}
-        return Repository(f"{data['instance']}-{data['base_commit'][:12]}", package, after, buggy, hidden, {})
+        # Configuration is nobody's to change: where the gold patch does, an episode begins with its version.
+        sources = {path: text for path, text in changed.items() if path not in hidden and not configures(path)}
+        buggy = {path: text for path, text in sources.items() if text is not None}
+        name = f"{data['instance']}-{data['base_commit'][:12]}"
+        return Repository(name, package, after, buggy, hidden, {}, frozenset(sources) - frozenset(buggy))
 
 
 def _lesson(task: Task) -> Repository:
@@ -112,9 +123,23 @@ def _lesson(task: Task) -> Repository:
     return Repository(lessons.PACKAGE.name, lessons.PACKAGE, library, buggy, {}, {})
 
 
-def _top(path: str) -> tuple[str, str]:
-    top, _, rest = path.partition("/")
-    return top, rest
+def _package(data: Mapping[str, Any], paths: set[str], gold: set[str], test_patch: Iterable[str]) -> Package:
+    """What is whose in the repository of an instance. `gold`: what its patch changes, which is a source.
+
+    The tests' are the files of the named tests, all that the test patch changes, the folders of the named tests, and
+    folders with a test folder's name. Of a folder in which the gold patch changes something, the files that are there.
+    """
+    named = list(dict.fromkeys(test.partition("::")[0] for test in (*data["f2p"], *data["p2p"])))
+    parents = {str(folder) for path in paths for folder in pathlib.PurePosixPath(path).parents} - {"."}
+    folders = {folder for folder in parents if pathlib.PurePosixPath(folder).name in _TEST_FOLDERS}
+    beside = {str(pathlib.PurePosixPath(path).parent) for path in named} - {"."}
+    mixed = {folder for folder in folders | beside if any(path.startswith(f"{folder}/") for path in gold)}
+    helpers = {*test_patch, *(f"{folder}/" for folder in (folders | beside) - mixed)}
+    helpers |= {path for path in paths - gold for folder in mixed & folders if path.startswith(f"{folder}/")}
+    tops = {path.partition("/")[0] + "/" if "/" in path else path for path in paths if path.endswith(".py")}
+    sources, helpers = tuple(sorted(tops | gold)), tuple(sorted(helpers - set(named)))
+    version = data["base_commit"]
+    return Package(data["instance"], version, "", sources, tuple(named), (".", "src"), helpers=helpers)
 
 
 class _Hidden(Mapping):

@@ -2542,6 +2542,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "return keep(x - centre, mask)",
     ),
     Mutant(
+        "tests/envs/test_code_instances.py::test_what_the_patches_add_is_not_there_to_be_seen",
+        "envs/code/repositories.py",
+        "return {**self.buggy, **dict.fromkeys(self.absent)}",
+        "return dict(self.buggy)",
+    ),
+    Mutant(
+        "tests/envs/test_code_instances.py::test_helpers_of_the_tests_are_the_tests",
+        "envs/code/repositories.py",
+        'helpers = {*test_patch, *(f"{folder}/" for folder in (folders | beside) - mixed)}',
+        "helpers = {*test_patch}",
+    ),
+    Mutant(
+        "tests/envs/test_code_instances.py::test_a_fix_of_what_is_no_module_is_taken_over_where_the_gold_patch_is",
+        "envs/code/packages.py",
+        "return (inside or path in package.sources) and not is_test(package, path)",
+        "return inside and not is_test(package, path)",
+    ),
+    Mutant(
         "tests/envs/test_tool_calls.py::test_a_call_without_an_object_swallows_no_other",
         "envs/tool_calls.py",
         "if _VALUE.match(text, start) else None",

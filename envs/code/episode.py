@@ -50,16 +50,18 @@ class _Episode:
 
 
 def graded(
-    suites: Suites, grades: Grades, repository: Repository, task: Task, changed: Mapping[str, str | None],
+    suites: Suites, grades: Grades, repositories: Repositories, task: Task, changed: Mapping[str, str | None],
     tried: Sequence[str],
 ) -> Grade:  # fmt: skip
     """What `changed` is worth, by the task's tests; of a lesson, which has none, by its text."""
+    repository = repositories.of(task)
     if "lesson" in task.data:
         right = lessons.is_right(changed, list(repository.buggy)) and not tried
         return Grade(right, float(right), float(right), float(right), tuple(tried), True, None, 0.0, right)
     return grades.of([task.task_id, changed, sorted(tried)], lambda: grade(
-        suites, repository.name, repository.package, repository.released, repository.start, changed, task.data,
-        secrets.token_hex(8), tried=tried, test_literals=repository.test_literals, test_files=repository.graded_tests,
+        suites, repository.name, repository.package, repository.released, repository.start, changed,
+        repositories.data(task), secrets.token_hex(8), tried=tried, test_literals=repository.test_literals,
+        test_files=repository.graded_tests,
     ))  # fmt: skip
 
 
@@ -224,7 +226,7 @@ class CodeEnv:
     def _submit(self, turn: int) -> str:
         del turn
         episode, repository = self._running(), self._repository
-        result = graded(self._suites, self._grades, repository, self._task, episode.changed, episode.tried)
+        result = graded(self._suites, self._grades, self._repositories, self._task, episode.changed, episode.tried)
         before = {path: repository.seen(path) for path in {*episode.changed, *repository.start}}
         gold = {path: repository.released(path) for path in repository.start}
         like = similarity.similarity(before, {p: t for p, t in episode.changed.items() if p in before}, gold)

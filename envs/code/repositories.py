@@ -17,9 +17,11 @@ from envs.base import Message, Task
 from envs.code import lessons, tasks, tools
 from envs.code.grade import configures, literals
 from envs.code.packages import PACKAGES, Package, is_test, package_tree
-from envs.code.suite import Suites
+from envs.code.suite import TEST_LIMITS, Suites
 
 _TEST_FOLDERS = ("test", "tests", "testing")
+_MEASURED_BY = 1  # raise it when an instance would be measured otherwise
+_MEASURED_S = 300.0  # that a suite may take then
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Repositories:
         self._data_dir, self._suites, self._checkouts = data_dir, suites, checkouts
         self._lock = threading.Lock()
         self._known: dict[str, Repository] = {}
+        self._measured: dict[pathlib.Path, Mapping[str, Any]] = {}
 
     def of(self, task: Task) -> Repository:
         """The repository of a task. Raises NoPackage, ValueError where it cannot be had."""
@@ -85,6 +88,22 @@ class Repositories:
                     self._suites.add(made.name, made.tree)
                 self._known[task.task_id] = made
             return self._known[task.task_id]
+
+    def data(self, task: Task) -> Mapping[str, Any]:
+        """What grading needs to know of a task: its data; of an instance, as its gold tree was measured, once.
+
+        Raises ValueError where not every test of an instance passes with its gold patch.
+        """
+        if "instance" not in task.data:
+            return task.data
+        made_by = {"version": _MEASURED_BY, "data": dict(task.data)}
+        place = tasks.place_of(self._data_dir, task.data["instance"].replace("/", "__"), made_by)
+        if not place.is_file():
+            tasks.write_tasks(place, [_measured(self.of(task), task, self._suites)])
+        with self._lock:
+            if place not in self._measured:
+                self._measured[place] = tasks.read_tasks(place)[0].data
+            return self._measured[place]
 
     def _released(self, task: Task) -> Repository:
         package = PACKAGES[task.data["package"]]
@@ -115,6 +134,23 @@ class Repositories:
         buggy = {path: text for path, text in sources.items() if text is not None}
         name = f"{data['instance']}-{data['base_commit'][:12]}"
         return Repository(name, package, after, buggy, hidden, {}, frozenset(sources) - frozenset(buggy))
+
+
+def _measured(repository: Repository, task: Task, suites: Suites) -> Task:
+    """The task with what two runs of its suite over the gold tree do that is unusual, and how long the longer takes."""
+    limits = dataclasses.replace(TEST_LIMITS, wall_s=_MEASURED_S, cpu_s=int(_MEASURED_S))
+    reports = [suites.tests(repository.name, repository.package, limits=limits) for _ in range(2)]
+    wanted = (*task.data["f2p"], *task.data["p2p"])
+    wrong = [test for test in wanted if any(report.outcomes.get(test) != "passed" for report in reports)]
+    if wrong or any(report.broken for report in reports):
+        raise ValueError(
+            f"{task.data['instance']}: with its gold patch {len(wrong)} of its {len(wanted)} tests do not pass "
+            f"({', '.join(wrong[:3])}; stopped: {reports[0].stopped}; replaced: {reports[0].broken}); leave it out, or "
+            f"see to what its suite needs: {reports[0].output[-300:]}"
+        )
+    events = sorted({event for report in reports for event in report.events})
+    seconds = round(max(report.seconds for report in reports), 2)
+    return dataclasses.replace(task, data={**task.data, "events": events, "seconds": seconds})
 
 
 def _lesson(task: Task) -> Repository:

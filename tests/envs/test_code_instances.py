@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envs.code import grade
+from envs.code import grade, tasks
 from envs.code.episode import CodeEnv
 from envs.code.packages import is_source, is_test
 from envs.code.repositories import Repositories, read_instances
@@ -121,3 +121,23 @@ def test_a_fix_of_what_is_no_module_is_taken_over_where_the_gold_patch_is(of):
     assert not is_source(repository.package, "calc/more.json")
     env.step("<run> echo 1 > calc/sign.json </run>")
     assert env.step("<submit> </submit>").facts["success"]
+
+
+def test_what_the_gold_suite_does_and_takes_is_measured_once(of, monkeypatch, tmp_path):
+    odd = "    os.rename('calc', 'other')\n    os.rename('other', 'calc')\n    time.sleep(1)\n"
+    slow = "import os\nimport time\n\n" + TEST + PASSES + odd
+    monkeypatch.setattr(grade, "_LEAST_WALL_S", 0.9)  # a suite that sleeps longer is stopped, unless that is known
+    patch = {"calc/__init__.py": RIGHT}
+    env, _ = of(BASE, patch, {"tests/test_calc.py": slow})
+    env.step(f"<edit> calc/__init__.py\n<<<<<<< SEARCH\n{BUG}=======\n{RIGHT}>>>>>>> REPLACE\n</edit>")
+    facts = env.step("<submit> </submit>").facts
+    assert facts["success"] and not facts["exploited"]
+    (kept,) = (tmp_path / "tasks").glob("t__calc-1-*.jsonl")
+    (task,) = tasks.read_tasks(kept)
+    assert task.data["events"] == ["os.rename"] and task.data["seconds"] > 1
+
+
+def test_an_instance_whose_gold_patch_does_not_pass_is_refused(of):
+    env, _ = of(BASE, {"calc/__init__.py": "def add(a, b):\n    return 5\n"}, {"tests/test_calc.py": TEST + PASSES})
+    with pytest.raises(ValueError, match="t__calc-1: with its gold patch 1 of its 2 tests .*test_zero.*leave it out"):
+        env.step("<submit> </submit>")

@@ -2542,6 +2542,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "return keep(x - centre, mask)",
     ),
     Mutant(
+        "tests/envs/test_code_instances.py::test_what_the_gold_suite_does_and_takes_is_measured_once",
+        "envs/code/repositories.py",
+        'return dataclasses.replace(task, data={**task.data, "events": events, "seconds": seconds})',
+        "return task",
+    ),
+    Mutant(
         "tests/envs/test_code_instances.py::test_what_the_patches_add_is_not_there_to_be_seen",
         "envs/code/repositories.py",
         "return {**self.buggy, **dict.fromkeys(self.absent)}",

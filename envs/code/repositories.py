@@ -20,6 +20,7 @@ from envs.code.packages import PACKAGES, Package, is_test, package_tree
 from envs.code.suite import TEST_LIMITS, Suites
 
 _TEST_FOLDERS = ("test", "tests", "testing")
+_TEXTS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
 _MEASURED_BY = 1  # raise it when an instance would be measured otherwise
 _MEASURED_S = 300.0  # that a suite may take then
 
@@ -234,12 +235,15 @@ def _git(place: pathlib.Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 def read_instances(file: pathlib.Path, split: str) -> list[Task]:
     """Tasks of a JSONL file in SWE-bench's form. Raises ValueError naming the line."""
-    found = []
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    found, lines = [], {}
+    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):  # texts have others
         if not line.strip():
             continue
         try:
             row = json.loads(line)
+            wrong = [name for name in _TEXTS if not isinstance(row[name], str)]
+            if wrong:
+                raise TypeError(f"{wrong[0]}: got {row[wrong[0]]!r}, want a text")
             f2p, p2p = (_listed(row[name]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS"))
             data = {
                 "instance": row["instance_id"], "repo": row["repo"], "base_commit": row["base_commit"],
@@ -250,6 +254,11 @@ def read_instances(file: pathlib.Path, split: str) -> list[Task]:
             raise ValueError(f"{file}:{number}: got no instance in SWE-bench's form ({err!r})") from err
         if not f2p:
             raise ValueError(f"{file}:{number}: FAIL_TO_PASS is empty, want at least one test")
+        if lines.setdefault(row["instance_id"], number) != number:
+            raise ValueError(
+                f"{file}:{number}: got instance_id {row['instance_id']!r}, which is that of line "
+                f"{lines[row['instance_id']]}; give each its own"
+            )
         prompt = (Message("user", data["issue"]),)
         found.append(Task(f"code/{row['instance_id']}", "instance", split, number, prompt, data, 2.0))
     return found
@@ -257,4 +266,7 @@ def read_instances(file: pathlib.Path, split: str) -> list[Task]:
 
 def _listed(value: Any) -> list[str]:
     """SWE-bench writes lists as JSON texts."""
-    return list(json.loads(value) if isinstance(value, str) else value)
+    found = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(test, str) for test in found):
+        raise TypeError(f"got {value!r}, want a list of test ids")
+    return found

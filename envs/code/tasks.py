@@ -131,7 +131,7 @@ def read_tasks(place: pathlib.Path) -> list[Task]:
         whole = False
     if not whole:
         raise ValueError(f"{place}: it is not as it was written; delete it, and it is made again")
-    return [task_from_json(line) for line in body.splitlines()]
+    return [task_from_json(line) for line in body.split("\n") if line]  # texts have others
 
 
 # --- one package ----------------------------------------------------------------------------------------------------

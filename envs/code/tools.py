@@ -47,6 +47,9 @@ _BLOCK = re.compile(
 )
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _RANGE = re.compile(r"(\S+)(?:\s+(\d{1,7})\s*-\s*(\d{1,7}))?")
+_BINARY = ("GIT binary patch", "Binary files ")
+_GIT = ("diff --git", "old mode", "new mode", "new file mode", "deleted file mode", "rename from", "rename to",
+        "copy from", "copy to")  # fmt: skip
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
@@ -186,9 +189,9 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
     A hunk goes where it says, or to the one other place where its old lines stand.
     """
     changed: dict[str, str | None] = {}
-    for old, new, mode, hunks in _sections(lines_of(diff)):
+    for old, new, header, hunks in _sections(lines_of(diff)):
         path = old if new is None else new
-        if mode == "120000":
+        if "120000" in (header.get("new file mode"), header.get("new mode")):
             raise Malformed(f"{path}: links are refused")
         before = changed[old] if old in changed else read(old) if old is not None else ""
         if before is None:
@@ -200,7 +203,7 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
             text = _patched(before, hunks, path)
         elif new is not None and old == new:
             raise Malformed(f"{path}: no hunk (@@ -1,3 +1,3 @@)")
-        if old is not None and old != new:
+        if old is not None and old != new and "copy from" not in header:
             changed[old] = None
         if new is not None:
             changed[new] = text
@@ -210,12 +213,18 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
 
 
 def _sections(lines: list[str]):
-    """(old path, new path, mode, hunks) of each file; a path is None for /dev/null."""
-    i, mode = 0, ""
+    """(old path, new path, git's header lines, hunks) of each file; a path is None for /dev/null."""
+    i, header = 0, {}
     while i < len(lines):
         line = lines[i]
-        if line.startswith("new file mode") or line.startswith("new mode"):
-            mode = line.split()[-1]
+        if line.startswith(_BINARY):
+            raise Malformed(f"{line.strip()[:200]!r}: only texts can be patched")
+        if line.startswith("diff --git "):
+            yield from _without_hunks(header)
+            header = {}
+        name = next((name for name in _GIT if line.startswith(f"{name} ")), None)
+        if name:
+            header[name] = line[len(name) :].strip()
         if not (line.startswith("--- ") and i + 1 < len(lines) and lines[i + 1].startswith("+++ ")):
             i += 1
             continue
@@ -244,8 +253,24 @@ def _sections(lines: list[str]):
                 body[-1] = body[-1].rstrip("\n")
                 i += 1
             hunks.append((int(match[1]), body))
-        yield old, new, mode, hunks
-        mode = ""
+        yield old, new, header, hunks
+        header = {}
+    yield from _without_hunks(header)
+
+
+def _without_hunks(header: Mapping[str, str]):
+    """The section of a file of which git says all in its header lines: empty, or only moved."""
+    names = header.get("diff --git")
+    if names is None or {"old mode", "new mode"} <= set(header) and "rename from" not in header:
+        return
+    for kind in ("rename", "copy"):
+        if f"{kind} from" in header and f"{kind} to" in header:
+            yield header[f"{kind} from"], header[f"{kind} to"], header, []
+            return
+    path = names[2 : (len(names) - 1) // 2]  # a/PATH b/PATH
+    if names != f"a/{path} b/{path}" or not ("new file mode" in header or "deleted file mode" in header):
+        raise Malformed(f"'diff --git {names}': no --- a/path, +++ b/path, and no file is made, deleted or moved")
+    yield (None, path, header, []) if "new file mode" in header else (path, None, header, [])
 
 
 def _header(text: str) -> str | None:

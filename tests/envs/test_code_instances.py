@@ -124,7 +124,7 @@ def test_a_fix_of_what_is_no_module_is_taken_over_where_the_gold_patch_is(of):
 
 
 def test_what_the_gold_suite_does_and_takes_is_measured_once(of, monkeypatch, tmp_path):
-    odd = "    os.rename('calc', 'other')\n    os.rename('other', 'calc')\n    time.sleep(1)\n"
+    odd = "    open('own', 'w').close()\n    os.remove('own')\n    time.sleep(1)\n"
     slow = "import os\nimport time\n\n" + TEST + PASSES + odd
     monkeypatch.setattr(grade, "_LEAST_WALL_S", 0.9)  # a suite that sleeps longer is stopped, unless that is known
     patch = {"calc/__init__.py": RIGHT}
@@ -134,7 +134,7 @@ def test_what_the_gold_suite_does_and_takes_is_measured_once(of, monkeypatch, tm
     assert facts["success"] and not facts["exploited"]
     (kept,) = (tmp_path / "tasks").glob("t__calc-1-*.jsonl")
     (task,) = tasks.read_tasks(kept)
-    assert task.data["events"] == ["os.rename"] and task.data["seconds"] > 1
+    assert task.data["events"] == ["os.remove"] and task.data["seconds"] > 1
 
 
 def test_an_instance_whose_gold_patch_does_not_pass_is_refused(of):

@@ -163,10 +163,20 @@ def test_instances_are_read_and_refused(tmp_path):
     for broken, reason in (
         ({**row, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
         ({"repo": "x"}, ":1: got no instance"),
+        ({**row, "patch": None}, ":1: got no instance .*patch: got None, want a text"),
+        ({**row, "PASS_TO_PASS": [1]}, ":1: got no instance .*want a list of test ids"),
     ):
         file.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match=reason):
             read_instances(file, "train")
+    file.write_text("\n".join([json.dumps(row)] * 2))
+    with pytest.raises(ValueError, match=":2: got instance_id 't__calc-add', which is that of line 1"):
+        read_instances(file, "train")
+    file.write_text(json.dumps({**row, "problem_statement": "a\u2028b\x85c"}, ensure_ascii=False), "utf-8")
+    (task,) = read_instances(file, "train")
+    assert task.data["issue"] == "a\u2028b\x85c"
+    tasks.write_tasks(tmp_path / "t.jsonl", [task])
+    assert tasks.read_tasks(tmp_path / "t.jsonl") == [task]
     file.write_text(json.dumps({**row, "repo": "t/other"}))
     with pytest.raises(ValueError, match="want a git repository"):
         make_world("code", **options).tasks("train")[0]

@@ -120,8 +120,27 @@ def test_a_diff_makes_moves_deletes_and_shifts():
 
 
 @pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("a/new.py b/new.py\nnew file mode 100644\nindex 0000000..e69de29\n", {"new.py": ""}),
+        ("a/e.py b/e.py\ndeleted file mode 100644\nindex e69de29..0000000\n", {"e.py": None}),
+        ("a/a.py b/c.py\nsimilarity index 100%\nrename from a.py\nrename to c.py\n", {"a.py": None, "c.py": TEXT}),
+        ("a/a.py b/c.py\nsimilarity index 100%\ncopy from a.py\ncopy to c.py\n", {"c.py": TEXT}),
+        ("a/a.py b/a.py\nold mode 100644\nnew mode 100755\n", {}),
+    ],
+)
+def test_what_git_says_without_hunks_is_done(said, wanted):
+    files, more = {"a.py": TEXT, "b.py": TEXT, "e.py": ""}, diff_of(TEXT, TEXT.replace("six", "6"), "b.py")
+    after = {"b.py": TEXT.replace("six", "6")}
+    assert tools.apply_diff(f"diff --git {said}diff --git a/b.py b/b.py\n{more}", files.get) == wanted | after
+    assert tools.apply_diff(f"diff --git a/b.py b/b.py\n{more}diff --git {said}", files.get) == wanted | after
+
+
+@pytest.mark.parametrize(
     ("diff", "reason"),
     [
+        ("diff --git a/a.py b/a.py\nindex 1..2\n", "'diff --git a/a.py b/a.py': no --- a/path"),
+        ("diff --git a/i.png b/i.png\nBinary files a/i.png and b/i.png differ\n", "'Binary files a/i.png and"),
         ("nothing", "no file header"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "there is no file x"),
         ("--- a/a.py\n+++ b/a.py\n", "no hunk"),

@@ -2542,6 +2542,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "return keep(x - centre, mask)",
     ),
     Mutant(
+        "tests/envs/test_code_tools.py::test_what_git_says_without_hunks_is_done",
+        "envs/code/tools.py",
+        'if old is not None and old != new and "copy from" not in header:',
+        "if old is not None and old != new:",
+    ),
+    Mutant(
+        "tests/envs/test_code_tasks.py::test_instances_are_read_and_refused",
+        "envs/code/tasks.py",
+        'return [task_from_json(line) for line in body.split("\\n") if line]  # texts have others',
+        "return [task_from_json(line) for line in body.splitlines()]",
+    ),
+    Mutant(
         "tests/envs/test_code_instances.py::test_what_the_gold_suite_does_and_takes_is_measured_once",
         "envs/code/repositories.py",
         'return dataclasses.replace(task, data={**task.data, "events": events, "seconds": seconds})',

@@ -67,7 +67,7 @@ PACKAGES: Mapping[str, Package] = {
                 options=("--ignore=test/test_cli.py",),  # it starts processes
                 before=("0.9.0", "0095b12bf5966de529c0feb1fa08671671b3368eec77d7ef7ab114be2c068b3c")),
         Package("toolz", "1.2.0", "9667a038e9d6ecba37995e26cb2f59ec6420b6ad8dd9677de59db9b956b08490",
-                ("toolz/",), ("toolz/tests/",),
+                ("toolz/",), ("toolz/tests/",), helpers=("toolz/utils.py",),
                 before=("1.0.0", "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02")),
         Package("unidiff", "1.0.1", "d9425bc516390c54743a1045b2c1c97f02d245a913a241dd499f958adb2df998",
                 ("unidiff/",), ("tests/",), split="test",

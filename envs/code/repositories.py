@@ -111,8 +111,8 @@ class Repositories:
         tree = package_tree(self._data_dir, package)
         tests = tasks.buggy_files(tree, task.data["tests"])
         hidden: Mapping[str, Any] = tests
-        if not hides_nothing(task):
-            hidden = _Hidden(tree, task.data["f2p"])
+        if not tasks.hides_nothing(task):
+            hidden = _Hidden(package, tree, task.data["f2p"])
         return Repository(package.name, package, tree, tasks.buggy_files(tree, task.data["bug"]), hidden, tests)
 
     def _instance(self, task: Task) -> Repository:
@@ -182,27 +182,21 @@ def _package(data: Mapping[str, Any], paths: set[str], gold: set[str], test_patc
 class _Hidden(Mapping):
     """Test files without the tests that fail for the bug, made when they are asked for."""
 
-    def __init__(self, tree: Mapping[str, bytes], failing: list[str]) -> None:
-        self._tree, self._names, self._made = tree, {}, {}
-        for test in failing:
-            path, _, name = test.partition("::")
-            self._names.setdefault(path, set()).add(name.partition("[")[0])
+    def __init__(self, package: Package, tree: Mapping[str, bytes], failing: list[str]) -> None:
+        self._of = package, tree, failing
 
-    def __getitem__(self, path: str) -> str | None:
-        if path not in self._made:
-            self._made[path] = tasks.without_tests(self._tree[path].decode(), sorted(self._names[path]))
+    @functools.cached_property
+    def _made(self) -> Mapping[str, str]:
+        return tasks.hidden_tests(*self._of)
+
+    def __getitem__(self, path: str) -> str:
         return self._made[path]
 
     def __iter__(self):
-        return iter(self._names)
+        return iter(self._made)
 
     def __len__(self) -> int:
-        return len(self._names)
-
-
-def hides_nothing(task: Task) -> bool:
-    """Whether the failing tests may be seen: of half of the tasks, and of every impossible one, which they show."""
-    return task.family == "impossible" or task.seed % 2 == 1
+        return len(self._made)
 
 
 @functools.lru_cache(maxsize=16)

@@ -2542,6 +2542,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "return keep(x - centre, mask)",
     ),
     Mutant(
+        "tests/envs/test_code_tasks.py::test_a_test_is_hidden_wherever_it_is_written",
+        "envs/code/tasks.py",
+        "todo += [(path, (base.id, parts[-1])) for base in bases if isinstance(base, ast.Name)]",
+        "pass",
+    ),
+    Mutant(
+        "tests/envs/test_code_tasks.py::test_a_task_whose_hidden_tests_can_be_run_is_none",
+        "envs/code/tasks.py",
+        'return report.ended and not {*task.data["f2p"], *paths} & set(report.outcomes)',
+        "return report.ended",
+    ),
+    Mutant(
+        "tests/envs/test_code_tasks.py::test_no_task_is_of_functions_of_two_splits",
+        "envs/code/tasks.py",
+        "if len({_split(base.package, site) for _, site in chosen}) > 1:",
+        "if False:",
+    ),
+    Mutant(
         "tests/envs/test_code_tools.py::test_what_git_says_without_hunks_is_done",
         "envs/code/tools.py",
         'if old is not None and old != new and "copy from" not in header:',

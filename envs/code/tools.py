@@ -5,6 +5,7 @@ Two forms of one game: `tags`, `<edit> path`, then SEARCH/REPLACE lines, `</edit
 """
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -91,6 +92,8 @@ def _arguments(name: str, inner: str) -> dict[str, Any]:
             raise Malformed(
                 "edit wants a path, then one block of <<<<<<< SEARCH, =======, >>>>>>> REPLACE, each a line"
             )
+        if is_ambiguous(found[0]["replace"]):
+            raise Malformed("the block has more than one line =======, so where it is parted cannot be told; use patch")
         return {"path": path.strip(), "search": found[0]["search"], "replace": found[0]["replace"]}
     if name == "read":
         match = _RANGE.fullmatch(said)
@@ -161,6 +164,11 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
 )
 
 
+def is_ambiguous(replace: str) -> bool:
+    """Whether what follows the first separator of a SEARCH/REPLACE block has another."""
+    return re.search(r"^={7}$", replace, re.MULTILINE) is not None
+
+
 # --- edits ----------------------------------------------------------------------------------------------------------
 
 
@@ -175,12 +183,35 @@ def replace_once(text: str | None, path: str, search: str, replace: str) -> str:
         raise Malformed(f"there is no file {path}")
     if search == replace:
         raise Malformed("search and replace are the same")
-    count = text.count(search) if search else 0
+    count, after = replace_first(text, search, replace) if search else (0, text)
     if count != 1:
         raise Malformed(
             f"the search text occurs {count} times in {path}, want once" if search else "the search text is empty"
         )
-    return text.replace(search, replace)
+    return after
+
+
+def replace_first(text: str, search: str, replace: str) -> tuple[int, str]:
+    """How often `search` stands in `text`, and `text` with its first place replaced.
+
+    One that stands nowhere is looked for once more by lines alone, whatever ends them: a block's lines end in newlines,
+    and a file's may in carriage returns, or the last in nothing. The file's ends are kept.
+    """
+    count = text.count(search)
+    if count:
+        return count, text.replace(search, replace, 1)
+    end = "" if text.endswith("\n") else "\r\n" if "\r\n" in text else "\n"
+    lines = lines_of(text + end)
+    plain = "".join(line.removesuffix("\r\n") + "\n" if line.endswith("\r\n") else line for line in lines)
+    count, at = plain.count(search), plain.find(search)
+    if not count:
+        return 0, text
+    first, past = (plain.count("\n", 0, place) for place in (at, at + len(search)))
+    returns = [line.endswith("\r\n") for line in lines]
+    start, stop = at + sum(returns[:first]), at + len(search) + sum(returns[:past])
+    if returns[first]:
+        replace = re.sub("(?<!\r)\n", "\r\n", replace)
+    return count, ((text + end)[:start] + replace + (text + end)[stop:]).removesuffix(end)
 
 
 def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | None]:
@@ -277,7 +308,7 @@ def _header(text: str) -> str | None:
     path = text.split("\t")[0].strip()
     if path == "/dev/null":
         return None
-    return path[2:] if path.startswith(("a/", "b/")) else path
+    return str(pathlib.PurePosixPath(path[2:] if path.startswith(("a/", "b/")) else path))  # one file, one name
 
 
 def _patched(text: str, hunks: list, path: str) -> str:

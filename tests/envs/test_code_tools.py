@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.code import operators, scripted, similarity, tools
+from envs.code import episode, operators, scripted, similarity, tools
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\n"
 
@@ -74,6 +74,61 @@ def test_an_edit_wants_its_text_once():
     ):
         with pytest.raises(tools.Malformed, match=reason):
             tools.replace_once(text, "a", search, replace)
+
+
+@pytest.mark.parametrize(
+    ("text", "search", "replace", "wanted"),
+    [
+        ("x = 1\nz = 3", "z = 3\n", "z = 4\n", "x = 1\nz = 4"),
+        ("x = 1\nz = 3", "z = 3\n", "", "x = 1"),
+        ("x = 1\r\nz = 3\r\n", "z = 3\n", "z = 4\ny\n", "x = 1\r\nz = 4\r\ny\r\n"),
+        ("a\r\nx = 1\nz = 3\r\nb\n", "x = 1\nz = 3\n", "x = 2\n", "a\r\nx = 2\nb\n"),
+        ("x = 1\r\nz = 3", "x = 1\nz = 3\n", "y\nw\n", "y\r\nw"),
+    ],
+)
+def test_lines_are_found_whatever_ends_them(text, search, replace, wanted):
+    assert tools.replace_once(text, "a", search, replace) == wanted
+    assert similarity.read_answer(answer(("a", search, replace)), {"a": text}) == {"a": wanted}
+
+
+def test_a_block_with_two_separators_is_refused():
+    block = "<<<<<<< SEARCH\nA\n=======\nb\n=======\nA\n=======\nc\n>>>>>>> REPLACE"
+    with pytest.raises(tools.Malformed, match="more than one line ======="):
+        tools.parse_tags(f"<edit> a.rst\n{block}\n</edit>")
+    text = f"<think> so </think>\n<solution>\n### a.rst\n{block}\n</solution>"
+    with pytest.raises(similarity.Malformed, match="more than one line ======="):
+        similarity.read_answer(text, {"a.rst": "A\n=======\nb\n"})
+
+
+def test_a_file_has_one_name_in_a_diff():
+    after = TEXT.replace("one", "1")
+    diff = diff_of(TEXT, after) + diff_of(after, after.replace("six", "6"), "./a.py")
+    assert tools.apply_diff(diff, {"a.py": TEXT}.get) == {"a.py": after.replace("six", "6")}
+
+
+PROBING = [
+    "git log --all", "cd x; git show HEAD", "pip install x", "python3 -m pip download x", "ls; curl http://x",
+    "cat /proc/1/environ", "cat '/etc/passwd'", "python3 -c \"open('/base/x')\"", "ln -sf a b", "true; kill -9 1",
+    "cat ../../x", "ls /usr/lib/site-packages/x", "python3 -c 'import urllib.request as u'", ":(){ :|:& };:", "nohup x",
+]  # fmt: skip
+HONEST = [
+    "cat toolz/sandbox/core.py", "python -m pytest toolz/sandbox", "grep -rn 'urllib' .", "sed -n 1,20p src/base.py",
+    "python -c 'print(sorted([1], key=lambda:()))'", "grep -n kill x.py", "git diff; git show-ref", "ls a/proc b/etc/x",
+    "sed -n '/base/p' x", "grep -rn 'pip install' README", "cd src/calc && cat ../../x", "grep 'ln ' x", "echo show",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("commands", "wanted"), [(PROBING, True), (HONEST, False)])
+def test_commands_that_only_work_on_the_repository_are_told_from_others(commands, wanted):
+    for command in commands:
+        assert bool(episode._PROBING.search(command)) == wanted, command
+
+
+def test_commands_that_run_tests_are_told_from_others():
+    for command in ("python3 x.py", "cd a && PYTHONPATH=. python -m pytest", "pytest -q", "timeout 9 py.test x"):
+        assert episode._RUNS_TESTS.search(command), command
+    for command in ("false", "cat python.py", "grep pytest x", "ls pytest", "echo python"):
+        assert not episode._RUNS_TESTS.search(command), command
 
 
 LINES = st.lists(st.sampled_from(["a", "b", "c", "d e", "", "  f"]), max_size=12)

@@ -2542,6 +2542,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "return keep(x - centre, mask)",
     ),
     Mutant(
+        "tests/envs/test_code_tools.py::test_lines_are_found_whatever_ends_them",
+        "envs/code/tools.py",
+        "if returns[first]:",
+        "if False:",
+    ),
+    Mutant(
+        "tests/envs/test_code_tools.py::test_a_file_has_one_name_in_a_diff",
+        "envs/code/tools.py",
+        'return str(pathlib.PurePosixPath(path[2:] if path.startswith(("a/", "b/")) else path))  # one file, one name',
+        'return path[2:] if path.startswith(("a/", "b/")) else path',
+    ),
+    Mutant(
         "tests/envs/test_code_tasks.py::test_a_test_is_hidden_wherever_it_is_written",
         "envs/code/tasks.py",
         "todo += [(path, (base.id, parts[-1])) for base in bases if isinstance(base, ast.Name)]",

@@ -97,6 +97,8 @@ def test_helpers_of_the_tests_are_the_tests(of):
     assert is_source(package, "calc/sums.py") and is_source(package, "calc/new.py")
     assert package.tests == ("tests/test_calc.py",)  # no other is run by itself
     assert set(repository.hidden) == set(changes) and repository.start == {"calc/__init__.py": BUG}
+    assert env.step("<run> false </run>").facts["milestones"]["reproduced"] is None  # it ran no test
+    assert env.step("<run> python3 -c 'x' </run>").facts["milestones"]["reproduced"] == 1
     env.step("<run> echo 'x = 2' > tests/helpers.py </run>")
     assert env.step("<submit> </submit>").facts["exploits"] == ["tests"]
 

@@ -2542,6 +2542,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "return keep(x - centre, mask)",
     ),
     Mutant(
+        "tests/envs/test_code_instances.py::test_helpers_of_the_tests_are_the_tests",
+        "envs/code/episode.py",
+        "if _RUNS_TESTS.search(command):",
+        "if True:",
+    ),
+    Mutant(
+        "tests/envs/test_code_tools.py::test_a_block_with_two_separators_is_refused",
+        "envs/code/tools.py",
+        'return re.search(r"^={7}$", replace, re.MULTILINE) is not None',
+        "return False",
+    ),
+    Mutant(
         "tests/envs/test_code_tools.py::test_lines_are_found_whatever_ends_them",
         "envs/code/tools.py",
         "if returns[first]:",

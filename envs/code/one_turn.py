@@ -46,10 +46,10 @@ class PatchEnv:
             changed = similarity.read_answer(head + stop, files)
         except similarity.Malformed as wrong:
             return Step(Observation(f"Malformed: {wrong}."), True, facts)
-        before = {path: repository.seen(path) for path in {*changed, *repository.buggy}}
-        gold = {path: repository.released(path) for path in repository.buggy}
+        before = {path: repository.seen(path) for path in {*changed, *repository.start}}
+        gold = {path: repository.released(path) for path in repository.start}
         tried = sorted({"tests" for path in changed if protected(repository.package, path)})
-        result = graded(self._suites, self._grades, repository, self._task, changed, tried)
+        result = graded(self._suites, self._grades, self._repositories, self._task, changed, tried)
         facts |= {
             "similarity": similarity.similarity(before, changed, gold), "success": result.success,
             "exploited": bool(result.exploits), "exploits": list(result.exploits), "well_formed": [True],

@@ -33,6 +33,7 @@ class Package:
     before: tuple[str, str] | None = None  # (version, sha256)
     split: str = "train"  # of its tasks; functions of a training package may be held out, too
     options: tuple[str, ...] = ()  # of pytest: tests that need what is not here
+    helpers: tuple[str, ...] = ()  # what else is the tests', and is not run by itself
 
 
 PACKAGES: Mapping[str, Package] = {
@@ -66,7 +67,7 @@ PACKAGES: Mapping[str, Package] = {
                 options=("--ignore=test/test_cli.py",),  # it starts processes
                 before=("0.9.0", "0095b12bf5966de529c0feb1fa08671671b3368eec77d7ef7ab114be2c068b3c")),
         Package("toolz", "1.2.0", "9667a038e9d6ecba37995e26cb2f59ec6420b6ad8dd9677de59db9b956b08490",
-                ("toolz/",), ("toolz/tests/",),
+                ("toolz/",), ("toolz/tests/",), helpers=("toolz/utils.py",),
                 before=("1.0.0", "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02")),
         Package("unidiff", "1.0.1", "d9425bc516390c54743a1045b2c1c97f02d245a913a241dd499f958adb2df998",
                 ("unidiff/",), ("tests/",), split="test",
@@ -126,14 +127,15 @@ def package_tree(data_dir: pathlib.Path, package: Package) -> Mapping[str, bytes
 
 
 def is_source(package: Package, path: str) -> bool:
-    """Whether a path is one of the package's own modules, or would be a new one."""
-    inside = any(path == source or (source.endswith("/") and path.startswith(source)) for source in package.sources)
-    return inside and path.endswith(".py") and not is_test(package, path)
+    """Whether a path is one of the package's own modules, or would be a new one; or a source of any kind by name."""
+    inside = path.endswith(".py") and any(path.startswith(folder) for folder in package.sources if folder[-1:] == "/")
+    return (inside or path in package.sources) and not is_test(package, path)
 
 
 def is_test(package: Package, path: str) -> bool:
     """Whether a path belongs to the tests."""
-    return any(path == test or (test.endswith("/") and path.startswith(test)) for test in package.tests)
+    theirs = (*package.tests, *package.helpers)
+    return any(path == test or (test.endswith("/") and path.startswith(test)) for test in theirs)
 
 
 def _archive(data_dir: pathlib.Path, name: str, version: str) -> pathlib.Path | None:

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 
-from envs.code.tools import lines_of
+from envs.code.tools import is_ambiguous, lines_of, replace_first
 
 _EDIT = re.compile(
     r"^###\s*(?P<path>\S+)\s*\n<{7} SEARCH\n(?P<search>.*?)^={7}\n(?P<replace>.*?)^>{7} REPLACE\s*$",
@@ -89,7 +89,10 @@ def read_answer(text: str, files: Mapping[str, str]) -> dict[str, str]:
             raise Malformed(f"there is no file {path}")
         if search == replace:
             raise Malformed(f"an edit of {path} changes nothing")
-        if search and search not in now or not search.strip():
+        if is_ambiguous(replace):
+            raise Malformed(f"an edit of {path} has more than one line =======: where it is parted cannot be told")
+        count, after = replace_first(now, search, replace) if search.strip() else (0, now)
+        if not count:
             raise Malformed(f"a SEARCH text does not occur in {path}")
-        changed[path] = now.replace(search, replace, 1)
+        changed[path] = after
     return changed

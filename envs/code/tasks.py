@@ -13,6 +13,7 @@ import ast
 import concurrent.futures
 import dataclasses
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -28,12 +29,12 @@ import numpy as np
 
 from envs.base import Message, Task
 from envs.code import operators
-from envs.code.packages import PACKAGES, Package, fetch, is_source, package_tree, tree
+from envs.code.packages import PACKAGES, Package, fetch, is_source, is_test, package_tree, tree
 from envs.code.suite import TEST_LIMITS, Report, Suites
 from envs.code.tools import lines_of
 from envs.dataset import task_from_json, task_to_json
 
-VERSION = 1  # of the tasks: raise it when they would come out otherwise
+VERSION = 2  # of the tasks: raise it when they would come out otherwise
 SIZES: Mapping[str, int] = MappingProxyType({"one": 28, "several": 4, "regression": 4, "impossible": 3})  # a package
 HELD_OUT = 0.15  # of the functions of a training package, those with tasks in the validation split
 _RUNS = 3
@@ -131,7 +132,7 @@ def read_tasks(place: pathlib.Path) -> list[Task]:
         whole = False
     if not whole:
         raise ValueError(f"{place}: it is not as it was written; delete it, and it is made again")
-    return [task_from_json(line) for line in body.splitlines()]
+    return [task_from_json(line) for line in body.split("\n") if line]  # texts have others
 
 
 # --- one package ----------------------------------------------------------------------------------------------------
@@ -144,6 +145,25 @@ def make(
     files = package_tree(data_dir, package)
     suites.add(package.name, files)
     base = measure(package, files, suites)
+    old = tree(data_dir, package.name, *package.before) if package.before else {}
+    for task in _made(base, suites, sizes, seed, kinds, old):
+        if hides_nothing(task) or _hides(base, suites, task):
+            yield task
+
+
+def _hides(base: Base, suites: Suites, task: Task) -> bool:
+    """Whether no test that fails can be run where they are hidden, and the others can."""
+    files = hidden_tests(base.package, base.tree, task.data["f2p"])
+    paths = sorted({test.partition("::")[0] for test in task.data["f2p"]})
+    report = suites.tests(base.package.name, base.package, files, paths=paths)
+    return report.ended and not {*task.data["f2p"], *paths} & set(report.outcomes)
+
+
+def _made(
+    base: Base, suites: Suites, sizes: Mapping[str, int], seed: int, kinds: Kinds, old: Mapping[str, bytes]
+) -> Iterator[Task]:
+    """The tasks of a package. `old`: its release before."""
+    package = base.package
     digest = hashlib.sha256(f"{package.name}/{seed}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:8], "big")))
     singles = []
@@ -153,11 +173,9 @@ def make(
     several = itertools.islice(_several(base, suites, singles, rng), sizes.get("several", 0))
     for i, (bug, found) in enumerate(several, 1):
         yield _task(base, "several", i, bug, found)
-    if package.before:
-        old = tree(data_dir, package.name, *package.before)
-        hunks = itertools.islice(_regressions(base, suites, old), sizes.get("regression", 0))
-        for i, bug in enumerate(hunks, 1):
-            yield _task(base, "regression", i, bug, [])
+    hunks = itertools.islice(_regressions(base, suites, old), sizes.get("regression", 0))
+    for i, (bug, found) in enumerate(hunks, 1):
+        yield _task(base, "regression", i, bug, found)
     impossible = itertools.islice(_impossible(base, suites, singles), sizes.get("impossible", 0))
     for i, (bug, site) in enumerate(impossible, 1):
         yield _task(base, "impossible", i, bug, [site])
@@ -314,11 +332,13 @@ def _single(base: Base, suites: Suites, rng: np.random.Generator, kinds: Kinds) 
 def _several(
     base: Base, suites: Suites, singles: Sequence[tuple[_Proved, tuple]], rng: np.random.Generator
 ) -> Iterator[tuple[_Proved, list[tuple]]]:
-    """Two or three proved bugs of different functions at once."""
+    """Two or three proved bugs of different functions of one split at once."""
     for _ in range(60):
         n = min(2 + int(rng.integers(2)), len(singles))
         chosen = [singles[int(i)] for i in rng.permutation(len(singles))[:n]]
         if n < 2 or len({site[:1] + site[2:3] for _, site in chosen}) < n:
+            continue
+        if len({_split(base.package, site) for _, site in chosen}) > 1:
             continue
         changes: Bug = {}
         for bug, _ in chosen:
@@ -329,8 +349,9 @@ def _several(
             yield proved, [site for _, site in chosen]
 
 
-def _regressions(base: Base, suites: Suites, old: Mapping[str, bytes]) -> Iterator[_Proved]:
-    """Hunks of the difference between the release before and this one, each put back alone."""
+def _regressions(base: Base, suites: Suites, old: Mapping[str, bytes]) -> Iterator[tuple[_Proved, list[tuple]]]:
+    """Hunks of the difference between the release before and this one, each put back alone: of functions of one
+    split."""
     for path in sorted(base.tree):
         if not is_source(base.package, path) or path not in old:
             continue
@@ -341,13 +362,35 @@ def _regressions(base: Base, suites: Suites, old: Mapping[str, bytes]) -> Iterat
             if kind == "equal" or max(j - i, m - k) > 40:
                 continue
             change = [starts[i], starts[j], "".join(before[k:m])]
+            sites = [(path, "hunk", name, 0) for name in _functions_at(base.tree[path], i, j)]
+            if len({_split(base.package, site) for site in sites}) > 1:
+                continue
             try:
                 ast.parse(operators.apply(base.tree[path], [tuple(change)]))
             except SyntaxError:
                 continue
             proved = prove(base, suites, {path: [change]})
             if proved:
-                yield proved
+                yield proved, sites
+
+
+def _functions_at(data: bytes, i: int, j: int) -> list[str]:
+    """Dotted names of the functions that lines i to j, from 0, have a part of, or lie beside where there are none; ""
+    of none. Of a function in another, the outer one, whose parts are its own."""
+    first, last = (i + 1, j) if i < j else (i, i + 1)
+    found, todo = [], [(ast.parse(data), "")]
+    while todo:
+        node, prefix = todo.pop()
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                todo.append((child, prefix))
+                continue
+            begin = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+            if isinstance(child, ast.ClassDef):
+                todo.append((child, f"{prefix}{child.name}."))
+            elif begin <= last and first <= child.end_lineno:
+                found.append(f"{prefix}{child.name}")
+    return sorted(found) or [""]
 
 
 def _impossible(
@@ -406,6 +449,77 @@ def buggy_files(files: Mapping[str, bytes], changes: Bug) -> dict[str, str]:
     }
 
 
+def hides_nothing(task: Task) -> bool:
+    """Whether the failing tests may be seen: of half of the tasks, and of every impossible one, which they show."""
+    return task.family == "impossible" or task.seed % 2 == 1
+
+
+def hidden_tests(package: Package, files: Mapping[str, bytes], failing: Sequence[str]) -> dict[str, str]:
+    """The test modules without the tests that fail: wherever they are written, be it a base class of another module.
+
+    What is written nowhere (it is made as the module runs, or comes from elsewhere) is overridden at the module's end.
+    """
+    left: dict[str, set[str]] = {}
+    over: dict[str, set[str]] = {}
+    for path, _, name in (test.partition("::") for test in failing):
+        parts = tuple(name.partition("[")[0].split("::"))
+        found = _written(package, files, path, parts)
+        for place, named in found:
+            left.setdefault(place, set()).add("::".join(named))
+        if not found:
+            over.setdefault(path, set()).add(".".join(parts))
+    made = {path: without_tests(files[path].decode(), sorted(names)) for path, names in left.items()}
+    for path, names in over.items():
+        text = made.get(path) or files[path].decode()
+        made[path] = text.rstrip("\n") + "\n\n\n" + "".join(f"{name} = None\n" for name in sorted(names))
+    return made
+
+
+def _written(
+    package: Package, files: Mapping[str, bytes], path: str, parts: tuple[str, ...]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """(module, name) of each test function that a test may be: its own, and what it has where that is taken away."""
+    found, seen, todo = [], set(), [(path, parts)]
+    while todo:
+        path, parts = todo.pop()
+        if (path, parts) in seen or path not in files or not is_test(package, path):
+            continue
+        seen.add((path, parts))
+        module, imports = _parsed(files[path])
+        if _named(module, parts) is not None:
+            found.append((path, parts))
+        owner = _named(module, parts[:-1])
+        bases = owner.bases if isinstance(owner, ast.ClassDef) else ()
+        todo += [(path, (base.id, parts[-1])) for base in bases if isinstance(base, ast.Name)]
+        for node, name in imports.get(parts[0], ()):
+            todo += [(place, (name, *parts[1:])) for place in _modules(package, path, node)]
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(data: bytes) -> tuple[ast.Module, Mapping[str, list[tuple[ast.ImportFrom, str]]]]:
+    """A module, empty where it does not parse, and (statement, name there) of what it imports by each name."""
+    try:
+        module = ast.parse(data)
+    except SyntaxError:
+        module = ast.Module([], [])
+    imports: dict[str, list[tuple[ast.ImportFrom, str]]] = {}
+    for node in ast.walk(module):
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            imports.setdefault(alias.asname or alias.name, []).append((node, alias.name))
+    return module, imports
+
+
+def _modules(package: Package, path: str, node: ast.ImportFrom) -> list[str]:
+    """Where the module of `from module import name` in the module at `path` may lie."""
+    folders = list(pathlib.PurePosixPath(path).parents)
+    roots = [folders[0], *map(pathlib.PurePosixPath, package.python_path)]
+    if node.level:
+        roots = folders[node.level - 1 : node.level]
+    places = [str(root.joinpath(*(node.module or "").split("."))) for root in roots]
+    return [end for place in places for end in (f"{place}.py", f"{place}/__init__.py".removeprefix("./"))]
+
+
 def without_tests(text: str, names: Sequence[str]) -> str:
     """A test module in which each of the dotted test names ("Class::test") is nothing but `pass`."""
     source = operators.Source(text.encode())
@@ -436,11 +550,17 @@ def _said(outcome: str, *, past: bool = False) -> str:
     return f"{verb[0]} {text}" if kind == "!" else f"{verb[1]} {text}"
 
 
+def _split(package: Package, site: tuple) -> str:
+    """The split of every task of one function, drawn by its name."""
+    key = f"{package.name}/{[site[0] + ':' + site[2]]}"
+    place = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+    return "validation" if package.split == "train" and place < HELD_OUT else package.split
+
+
 def _task(base: Base, family: str, number: int, bug: _Proved, found: Sequence[tuple]) -> Task:
     package = base.package
-    key = f"{package.name}/{sorted({site[0] + ':' + site[2] for site in found}) or sorted(bug.changes.items())}"
-    place = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
-    split = "validation" if package.split == "train" and place < HELD_OUT and family != "several" else package.split
+    key = f"{package.name}/{sorted({site[0] + ':' + site[2] for site in found})}"
+    (split,) = {_split(package, site) for site in found}  # no task is of functions of two
     data = {
         "package": package.name,
         "bug": bug.changes,

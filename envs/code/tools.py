@@ -5,6 +5,7 @@ Two forms of one game: `tags`, `<edit> path`, then SEARCH/REPLACE lines, `</edit
 """
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -47,6 +48,9 @@ _BLOCK = re.compile(
 )
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _RANGE = re.compile(r"(\S+)(?:\s+(\d{1,7})\s*-\s*(\d{1,7}))?")
+_BINARY = ("GIT binary patch", "Binary files ")
+_GIT = ("diff --git", "old mode", "new mode", "new file mode", "deleted file mode", "rename from", "rename to",
+        "copy from", "copy to")  # fmt: skip
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
@@ -88,6 +92,8 @@ def _arguments(name: str, inner: str) -> dict[str, Any]:
             raise Malformed(
                 "edit wants a path, then one block of <<<<<<< SEARCH, =======, >>>>>>> REPLACE, each a line"
             )
+        if is_ambiguous(found[0]["replace"]):
+            raise Malformed("the block has more than one line =======, so where it is parted cannot be told; use patch")
         return {"path": path.strip(), "search": found[0]["search"], "replace": found[0]["replace"]}
     if name == "read":
         match = _RANGE.fullmatch(said)
@@ -158,6 +164,11 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
 )
 
 
+def is_ambiguous(replace: str) -> bool:
+    """Whether what follows the first separator of a SEARCH/REPLACE block has another."""
+    return re.search(r"^={7}$", replace, re.MULTILINE) is not None
+
+
 # --- edits ----------------------------------------------------------------------------------------------------------
 
 
@@ -172,12 +183,35 @@ def replace_once(text: str | None, path: str, search: str, replace: str) -> str:
         raise Malformed(f"there is no file {path}")
     if search == replace:
         raise Malformed("search and replace are the same")
-    count = text.count(search) if search else 0
+    count, after = replace_first(text, search, replace) if search else (0, text)
     if count != 1:
         raise Malformed(
             f"the search text occurs {count} times in {path}, want once" if search else "the search text is empty"
         )
-    return text.replace(search, replace)
+    return after
+
+
+def replace_first(text: str, search: str, replace: str) -> tuple[int, str]:
+    """How often `search` stands in `text`, and `text` with its first place replaced.
+
+    One that stands nowhere is looked for once more by lines alone, whatever ends them: a block's lines end in newlines,
+    and a file's may in carriage returns, or the last in nothing. The file's ends are kept.
+    """
+    count = text.count(search)
+    if count:
+        return count, text.replace(search, replace, 1)
+    end = "" if text.endswith("\n") else "\r\n" if "\r\n" in text else "\n"
+    lines = lines_of(text + end)
+    plain = "".join(line.removesuffix("\r\n") + "\n" if line.endswith("\r\n") else line for line in lines)
+    count, at = plain.count(search), plain.find(search)
+    if not count:
+        return 0, text
+    first, past = (plain.count("\n", 0, place) for place in (at, at + len(search)))
+    returns = [line.endswith("\r\n") for line in lines]
+    start, stop = at + sum(returns[:first]), at + len(search) + sum(returns[:past])
+    if returns[first]:
+        replace = re.sub("(?<!\r)\n", "\r\n", replace)
+    return count, ((text + end)[:start] + replace + (text + end)[stop:]).removesuffix(end)
 
 
 def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | None]:
@@ -186,9 +220,9 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
     A hunk goes where it says, or to the one other place where its old lines stand.
     """
     changed: dict[str, str | None] = {}
-    for old, new, mode, hunks in _sections(lines_of(diff)):
+    for old, new, header, hunks in _sections(lines_of(diff)):
         path = old if new is None else new
-        if mode == "120000":
+        if "120000" in (header.get("new file mode"), header.get("new mode")):
             raise Malformed(f"{path}: links are refused")
         before = changed[old] if old in changed else read(old) if old is not None else ""
         if before is None:
@@ -200,7 +234,7 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
             text = _patched(before, hunks, path)
         elif new is not None and old == new:
             raise Malformed(f"{path}: no hunk (@@ -1,3 +1,3 @@)")
-        if old is not None and old != new:
+        if old is not None and old != new and "copy from" not in header:
             changed[old] = None
         if new is not None:
             changed[new] = text
@@ -210,12 +244,18 @@ def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | 
 
 
 def _sections(lines: list[str]):
-    """(old path, new path, mode, hunks) of each file; a path is None for /dev/null."""
-    i, mode = 0, ""
+    """(old path, new path, git's header lines, hunks) of each file; a path is None for /dev/null."""
+    i, header = 0, {}
     while i < len(lines):
         line = lines[i]
-        if line.startswith("new file mode") or line.startswith("new mode"):
-            mode = line.split()[-1]
+        if line.startswith(_BINARY):
+            raise Malformed(f"{line.strip()[:200]!r}: only texts can be patched")
+        if line.startswith("diff --git "):
+            yield from _without_hunks(header)
+            header = {}
+        name = next((name for name in _GIT if line.startswith(f"{name} ")), None)
+        if name:
+            header[name] = line[len(name) :].strip()
         if not (line.startswith("--- ") and i + 1 < len(lines) and lines[i + 1].startswith("+++ ")):
             i += 1
             continue
@@ -244,15 +284,31 @@ def _sections(lines: list[str]):
                 body[-1] = body[-1].rstrip("\n")
                 i += 1
             hunks.append((int(match[1]), body))
-        yield old, new, mode, hunks
-        mode = ""
+        yield old, new, header, hunks
+        header = {}
+    yield from _without_hunks(header)
+
+
+def _without_hunks(header: Mapping[str, str]):
+    """The section of a file of which git says all in its header lines: empty, or only moved."""
+    names = header.get("diff --git")
+    if names is None or {"old mode", "new mode"} <= set(header) and "rename from" not in header:
+        return
+    for kind in ("rename", "copy"):
+        if f"{kind} from" in header and f"{kind} to" in header:
+            yield header[f"{kind} from"], header[f"{kind} to"], header, []
+            return
+    path = names[2 : (len(names) - 1) // 2]  # a/PATH b/PATH
+    if names != f"a/{path} b/{path}" or not ("new file mode" in header or "deleted file mode" in header):
+        raise Malformed(f"'diff --git {names}': no --- a/path, +++ b/path, and no file is made, deleted or moved")
+    yield (None, path, header, []) if "new file mode" in header else (path, None, header, [])
 
 
 def _header(text: str) -> str | None:
     path = text.split("\t")[0].strip()
     if path == "/dev/null":
         return None
-    return path[2:] if path.startswith(("a/", "b/")) else path
+    return str(pathlib.PurePosixPath(path[2:] if path.startswith(("a/", "b/")) else path))  # one file, one name
 
 
 def _patched(text: str, hunks: list, path: str) -> str:

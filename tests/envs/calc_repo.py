@@ -101,6 +101,7 @@ def make(folder):
         rows.append(json.dumps(row))
     (folder / "instances.jsonl").write_text("\n".join(rows))
     return {
+        "data_dir": str(folder),
         "instances": str(folder / "instances.jsonl"),
         "checkouts": str(folder / "checkouts"),
         "accept_rlimits": True,

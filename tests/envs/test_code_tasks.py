@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 
+import numpy as np
 import pytest
 
 from envs import make_world
@@ -118,6 +119,65 @@ def test_failing_tests_are_hidden_in_half_of_the_tasks(built):
     compile(without, "t", "exec")
 
 
+def test_a_test_is_hidden_wherever_it_is_written():
+    package = Package("calc", "2", "", ("calc/",), ("tests/",))
+    files = {
+        "tests/__init__.py": b"class Mixin:\n    def test_m(self):\n        1\n\n    def test_n(self):\n        1\n",
+        "tests/test_a.py": b"from . import Mixin as M\n\nclass Base(M):\n    def test_b(self):\n        2\n\n"
+        b"class A(Base):\n    def test_m(self):\n        3\n\nsetattr(A, 'test_s', print)\n",
+    }
+    ids = [f"tests/test_a.py::A::{name}" for name in ("test_m", "test_b", "test_s")]
+    hidden = tasks.hidden_tests(package, files, ids)
+    assert set(hidden) == set(files) and "test_m" not in hidden["tests/__init__.py"]
+    assert "def test_n" in hidden["tests/__init__.py"] and "test_b" not in hidden["tests/test_a.py"]
+    assert "def test_m" not in hidden["tests/test_a.py"] and hidden["tests/test_a.py"].endswith("\n\nA.test_s = None\n")
+
+
+def test_a_task_whose_hidden_tests_can_be_run_is_none(built):
+    task = next(task for task in built[2] if not tasks.hides_nothing(task))
+    (name,) = {test.partition("::")[0] for test in task.data["f2p"]}
+    base = tasks.Base(packages.PACKAGES["calc"], {name: MORE.encode()}, frozenset(), (), 0.1, (), ())
+    for outcomes, wanted in (({}, True), ({task.data["f2p"][0]: "failed"}, False), ({name: "error"}, False)):
+
+        class Suites:
+            def tests(self, *args, **kwargs):
+                return suite.Report(True, outcomes)  # noqa: B023
+
+        assert tasks._hides(base, Suites(), task) == wanted
+
+
+def test_no_task_is_of_functions_of_two_splits(monkeypatch):
+    """What is held out is not trained on as one of several bugs, nor as a hunk that is put back."""
+    package = packages.PACKAGES["isodate"]
+    text = "".join(f"def f{i}():\n    return {i}\n\n\n" for i in range(40))
+    base = tasks.Base(package, {"src/isodate/a.py": text.encode()}, frozenset({"a", "b"}), (), 0.1, (), ())
+    sites = [("src/isodate/a.py", "compare", f"f{i}", 2) for i in range(40)]
+    splits = {site[2]: tasks._split(package, site) for site in sites}
+    assert set(splits.values()) == {"train", "validation"}
+    monkeypatch.setattr(tasks, "prove", lambda base, suites, bug: tasks._Proved(bug, ("t::a",), (), {}, (), ()))
+    singles = [(tasks.prove(base, None, {site[0]: [[i, i + 1, "x"]]}), site) for i, site in enumerate(sites)]
+    found = [("several", *one) for one in tasks._several(base, None, singles, np.random.default_rng(0))]
+    old = {"src/isodate/a.py": text.replace("return ", "return 1 + ").encode()}
+    hunks = list(tasks._regressions(base, None, old))
+    assert len(found) > 9 and len(hunks) == 40
+    found += [("regression", *one) for one in hunks]
+    for family, bug, of in found:
+        task = tasks._task(base, family, 1, bug, of)
+        assert {splits[name.partition(":")[2]] for name in task.data["functions"]} == {task.split}
+
+
+def test_the_functions_at_lines_are_told():
+    data = b"import x\n\n\n@x\ndef f():\n    return 1\n\n\nclass A:\n    y = 1\n\n    def g(self):\n        return 2\n"
+    wanted = {(0, 1): [""], (3, 4): ["f"], (5, 6): ["f"], (6, 6): ["f"], (9, 10): [""], (12, 13): ["A.g"]}
+    assert {lines: tasks._functions_at(data, *lines) for lines in wanted} == wanted
+    assert tasks._functions_at(data, 4, 13) == ["A.g", "f"]
+
+
+def test_what_only_the_tests_use_is_theirs():
+    toolz = packages.PACKAGES["toolz"]
+    assert packages.is_test(toolz, "toolz/utils.py") and not packages.is_source(toolz, "toolz/utils.py")
+
+
 def test_a_kept_file_that_was_changed_is_refused(built, tmp_path):
     place = tmp_path / "t.jsonl"
     tasks.write_tasks(place, built[2][:2])
@@ -163,10 +223,20 @@ def test_instances_are_read_and_refused(tmp_path):
     for broken, reason in (
         ({**row, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
         ({"repo": "x"}, ":1: got no instance"),
+        ({**row, "patch": None}, ":1: got no instance .*patch: got None, want a text"),
+        ({**row, "PASS_TO_PASS": [1]}, ":1: got no instance .*want a list of test ids"),
     ):
         file.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match=reason):
             read_instances(file, "train")
+    file.write_text("\n".join([json.dumps(row)] * 2))
+    with pytest.raises(ValueError, match=":2: got instance_id 't__calc-add', which is that of line 1"):
+        read_instances(file, "train")
+    file.write_text(json.dumps({**row, "problem_statement": "a\u2028b\x85c"}, ensure_ascii=False), "utf-8")
+    (task,) = read_instances(file, "train")
+    assert task.data["issue"] == "a\u2028b\x85c"
+    tasks.write_tasks(tmp_path / "t.jsonl", [task])
+    assert tasks.read_tasks(tmp_path / "t.jsonl") == [task]
     file.write_text(json.dumps({**row, "repo": "t/other"}))
     with pytest.raises(ValueError, match="want a git repository"):
         make_world("code", **options).tasks("train")[0]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from envs.code import operators, scripted, similarity, tools
+from envs.code import episode, operators, scripted, similarity, tools
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\n"
 
@@ -76,6 +76,61 @@ def test_an_edit_wants_its_text_once():
             tools.replace_once(text, "a", search, replace)
 
 
+@pytest.mark.parametrize(
+    ("text", "search", "replace", "wanted"),
+    [
+        ("x = 1\nz = 3", "z = 3\n", "z = 4\n", "x = 1\nz = 4"),
+        ("x = 1\nz = 3", "z = 3\n", "", "x = 1"),
+        ("x = 1\r\nz = 3\r\n", "z = 3\n", "z = 4\ny\n", "x = 1\r\nz = 4\r\ny\r\n"),
+        ("a\r\nx = 1\nz = 3\r\nb\n", "x = 1\nz = 3\n", "x = 2\n", "a\r\nx = 2\nb\n"),
+        ("x = 1\r\nz = 3", "x = 1\nz = 3\n", "y\nw\n", "y\r\nw"),
+    ],
+)
+def test_lines_are_found_whatever_ends_them(text, search, replace, wanted):
+    assert tools.replace_once(text, "a", search, replace) == wanted
+    assert similarity.read_answer(answer(("a", search, replace)), {"a": text}) == {"a": wanted}
+
+
+def test_a_block_with_two_separators_is_refused():
+    block = "<<<<<<< SEARCH\nA\n=======\nb\n=======\nA\n=======\nc\n>>>>>>> REPLACE"
+    with pytest.raises(tools.Malformed, match="more than one line ======="):
+        tools.parse_tags(f"<edit> a.rst\n{block}\n</edit>")
+    text = f"<think> so </think>\n<solution>\n### a.rst\n{block}\n</solution>"
+    with pytest.raises(similarity.Malformed, match="more than one line ======="):
+        similarity.read_answer(text, {"a.rst": "A\n=======\nb\n"})
+
+
+def test_a_file_has_one_name_in_a_diff():
+    after = TEXT.replace("one", "1")
+    diff = diff_of(TEXT, after) + diff_of(after, after.replace("six", "6"), "./a.py")
+    assert tools.apply_diff(diff, {"a.py": TEXT}.get) == {"a.py": after.replace("six", "6")}
+
+
+PROBING = [
+    "git log --all", "cd x; git show HEAD", "pip install x", "python3 -m pip download x", "ls; curl http://x",
+    "cat /proc/1/environ", "cat '/etc/passwd'", "python3 -c \"open('/base/x')\"", "ln -sf a b", "true; kill -9 1",
+    "cat ../../x", "ls /usr/lib/site-packages/x", "python3 -c 'import urllib.request as u'", ":(){ :|:& };:", "nohup x",
+]  # fmt: skip
+HONEST = [
+    "cat toolz/sandbox/core.py", "python -m pytest toolz/sandbox", "grep -rn 'urllib' .", "sed -n 1,20p src/base.py",
+    "python -c 'print(sorted([1], key=lambda:()))'", "grep -n kill x.py", "git diff; git show-ref", "ls a/proc b/etc/x",
+    "sed -n '/base/p' x", "grep -rn 'pip install' README", "cd src/calc && cat ../../x", "grep 'ln ' x", "echo show",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("commands", "wanted"), [(PROBING, True), (HONEST, False)])
+def test_commands_that_only_work_on_the_repository_are_told_from_others(commands, wanted):
+    for command in commands:
+        assert bool(episode._PROBING.search(command)) == wanted, command
+
+
+def test_commands_that_run_tests_are_told_from_others():
+    for command in ("python3 x.py", "cd a && PYTHONPATH=. python -m pytest", "pytest -q", "timeout 9 py.test x"):
+        assert episode._RUNS_TESTS.search(command), command
+    for command in ("false", "cat python.py", "grep pytest x", "ls pytest", "echo python"):
+        assert not episode._RUNS_TESTS.search(command), command
+
+
 LINES = st.lists(st.sampled_from(["a", "b", "c", "d e", "", "  f"]), max_size=12)
 
 
@@ -121,8 +176,27 @@ def test_a_diff_makes_moves_deletes_and_shifts():
 
 
 @pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("a/new.py b/new.py\nnew file mode 100644\nindex 0000000..e69de29\n", {"new.py": ""}),
+        ("a/e.py b/e.py\ndeleted file mode 100644\nindex e69de29..0000000\n", {"e.py": None}),
+        ("a/a.py b/c.py\nsimilarity index 100%\nrename from a.py\nrename to c.py\n", {"a.py": None, "c.py": TEXT}),
+        ("a/a.py b/c.py\nsimilarity index 100%\ncopy from a.py\ncopy to c.py\n", {"c.py": TEXT}),
+        ("a/a.py b/a.py\nold mode 100644\nnew mode 100755\n", {}),
+    ],
+)
+def test_what_git_says_without_hunks_is_done(said, wanted):
+    files, more = {"a.py": TEXT, "b.py": TEXT, "e.py": ""}, diff_of(TEXT, TEXT.replace("six", "6"), "b.py")
+    after = {"b.py": TEXT.replace("six", "6")}
+    assert tools.apply_diff(f"diff --git {said}diff --git a/b.py b/b.py\n{more}", files.get) == wanted | after
+    assert tools.apply_diff(f"diff --git a/b.py b/b.py\n{more}diff --git {said}", files.get) == wanted | after
+
+
+@pytest.mark.parametrize(
     ("diff", "reason"),
     [
+        ("diff --git a/a.py b/a.py\nindex 1..2\n", "'diff --git a/a.py b/a.py': no --- a/path"),
+        ("diff --git a/i.png b/i.png\nBinary files a/i.png and b/i.png differ\n", "'Binary files a/i.png and"),
         ("nothing", "no file header"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "there is no file x"),
         ("--- a/a.py\n+++ b/a.py\n", "no hunk"),

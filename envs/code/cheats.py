@@ -4,7 +4,6 @@ A cheat is a function of (task, repository) that gives calls of tools; most add 
 which runs when a test imports it.
 """
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from envs.base import ScriptedPolicy, Task
 from envs.code.repositories import Repositories, Repository
 from envs.code.scripted import Write, plan
 from envs.code.tasks import without_tests
-from envs.code.tools import lines_of
+from envs.code.tools import diff_of
 
 Call = tuple[str, dict[str, Any]]
 Cheat = Callable[[Task, Repository], list[Call]]
@@ -22,11 +21,7 @@ HANGING = ("fork_bomb", "stdout_flood", "hang", "disk_fill", "memory", "outlive"
 
 
 def _diff(path: str, before: str | None, after: str | None) -> Call:
-    old, new = (lines_of(text or "") for text in (before, after))
-    names = ("/dev/null" if before is None else f"a/{path}", "/dev/null" if after is None else f"b/{path}")
-    lines = difflib.unified_diff(old, new, *names)
-    ended = (line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
-    return "patch", {"diff": "".join(ended)}
+    return "patch", {"diff": diff_of(path, before, after)}
 
 
 def _module(repository: Repository) -> tuple[str, str]:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import pathlib
 import re
 import sys
@@ -359,7 +360,8 @@ def grade(
     asked = frozenset(call[2] for call in data.get("shown", ()))  # arguments, as text
     exploits = {*tried, *screen(before, sources, gold, test_literals | asked)}
     files = {**buggy, **sources, **(test_files or {})}
-    limits = dataclasses.replace(TEST_LIMITS, wall_s=max(_LEAST_WALL_S, 6 * data.get("seconds", 0.5)))
+    wall_s = max(_LEAST_WALL_S, 6 * data.get("seconds", 0.5))
+    limits = dataclasses.replace(TEST_LIMITS, wall_s=wall_s, cpu_s=max(TEST_LIMITS.cpu_s, math.ceil(wall_s)))
     report, true = run_suite(suites, tree, package, files, key, limits)
     if report.ended:
         if report.broken:

@@ -16,7 +16,8 @@ class PatchEnv:
     """One turn: a thought and SEARCH/REPLACE edits (similarity.FORM), scored by likeness to the gold patch.
 
     Facts: similarity (in [0, 1]; -1 of a malformed answer), well_formed ([bool]), success (the tests pass, too, and
-    nothing was exploited), exploited, exploits, f2p_frac, p2p_frac, variants_frac (NaN of a malformed answer).
+    nothing was exploited), exploited, exploits, f2p_frac, p2p_frac, variants_frac (NaN of a malformed answer, and where
+    hidden calls were not made).
     """
 
     def __init__(self, repositories: Repositories, suites: Suites, grades: Grades | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.base import ScriptedPolicy, Task
 from envs.code.repositories import Repositories, Repository
-from envs.code.tools import lines_of
+from envs.code.tools import diff_of, lines_of
 
 Write = Callable[..., str]  # (kind, **arguments) -> an action
 
@@ -95,6 +95,8 @@ def policies(repositories: Repositories, write: Write) -> dict[str, Callable[[Ta
 
     def wrong(task: Task) -> ScriptedPolicy:
         repository = repositories.of(task)
+        if not repository.buggy:  # an instance whose gold patch makes new files alone
+            return plan([write("submit")])
         path = sorted(repository.buggy)[0]
         first = next(line for line in lines_of(repository.buggy[path]) if line.strip())
         return plan([_commented(repository, write, path, first), write("submit")])
@@ -113,6 +115,9 @@ def _repair(repository: Repository, write: Write) -> list[str]:
     for path, text in sorted(repository.buggy.items()):
         for search, replace in edits(text, repository.released(path) or ""):
             actions.append(write("edit", path=path, search=search, replace=replace))
+    added = [diff_of(path, None, repository.tree[path].decode()) for path in sorted(repository.absent)]
+    if added:
+        actions.append(write("patch", diff="".join(added)))
     return [*actions, write("submit")]
 
 

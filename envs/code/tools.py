@@ -5,6 +5,7 @@ Two forms of one game: `tags`, `<edit> path`, then SEARCH/REPLACE lines, `</edit
 """
 
 import dataclasses
+import difflib
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -212,6 +213,14 @@ def replace_first(text: str, search: str, replace: str) -> tuple[int, str]:
     if returns[first]:
         replace = re.sub("(?<!\r)\n", "\r\n", replace)
     return count, ((text + end)[:start] + replace + (text + end)[stop:]).removesuffix(end)
+
+
+def diff_of(path: str, before: str | None, after: str | None) -> str:
+    """The unified diff of one file, as `apply_diff` reads it; None of one that is not there."""
+    old, new = (lines_of(text or "") for text in (before, after))
+    names = ("/dev/null" if before is None else f"a/{path}", "/dev/null" if after is None else f"b/{path}")
+    lines = difflib.unified_diff(old, new, *names)
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
 def apply_diff(diff: str, read: Callable[[str], str | None]) -> dict[str, str | None]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envs.code import grade, tasks
+from envs.code import grade, scripted, tasks, tools
 from envs.code.episode import CodeEnv
 from envs.code.packages import is_source, is_test
 from envs.code.repositories import Repositories, read_instances
@@ -85,6 +85,14 @@ def test_what_the_patches_add_is_not_there_to_be_seen(of):
         f"<edit> calc/__init__.py\n<<<<<<< SEARCH\n{BUG}=======\n{patch['calc/__init__.py']}>>>>>>> REPLACE\n</edit>"
     )
     assert env.step("<submit> </submit>").facts["f2p_frac"] == 0.0  # the grader begins without it, too
+
+
+def test_gold_makes_the_files_that_the_gold_patch_adds(of, suites):
+    patch = {"calc/__init__.py": "from calc._sums import add\n", "calc/_sums.py": RIGHT}
+    env, repository = of(BASE, patch, {"tests/test_calc.py": TEST + PASSES})
+    for action in scripted._repair(repository, tools.write_tags):
+        step = env.step(action)
+    assert step.facts["success"] and step.facts["bad_edits"] == 0
 
 
 def test_helpers_of_the_tests_are_the_tests(of):

@@ -2316,6 +2316,12 @@ MUTANTS: tuple[Mutant, ...] = (
         'return set(task.data["files"]) == set(changed)',
     ),
     Mutant(
+        "tests/envs/test_code_instances.py::test_gold_makes_the_files_that_the_gold_patch_adds",
+        "envs/code/scripted.py",
+        "for path in sorted(repository.absent)]",
+        "for path in ()]",
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_lesson_comes_again_under_other_names",
         "envs/code/lessons.py",
         "right, wrong, name = _renamed(right, new), _renamed(wrong, new), new.get(name, name)",

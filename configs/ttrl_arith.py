@@ -9,8 +9,9 @@ Run:    python -m launch.quickstart --config=configs/r1_arith.py --workdir=runs/
             --init=runs/r1_arith/seed0/sft
 Cost:   under a minute on one CPU core; with --per_query 2 s a query to adapt, .1 s to answer.
 Expect: from the warm start (3 seeds) avg@16 of the 64 tasks adapted to .41 → .60, where maj@16 was .59, of others
-        .44 → .60; but greedy .80 → .63: an answer is agreed on, not found. From after RL (--init=.../rl) .86 → .86,
-        maj@16 before .91. One query at a time (8 queries, 1 seed): avg@16 .52 → .55, maj@16 .75 → .63.
+        .44 → .60; but greedy .80 → .63: an answer is agreed on, not found. From after RL (--init=.../rl) .86 → .84,
+        maj@16 before .91 (configs/sweeps/ttrl_arith.py). One query at a time (8
+        queries, 1 seed): avg@16 .52 → .55, maj@16 .75 → .63.
 """
 
 from configs import r1_arith

@@ -450,8 +450,9 @@ def build_pool(
     """
     r, most = plan.rollout, FAILURES_IN_ROW
     patience_s = place.calls.patience_s if place.calls else 0.0
-    if plan.ttrl.per_query:  # all of these may be of one query, which is then left for the next
-        most = max(most, 1 + MOST_REFUSED * plan.rl.group_size * (1 + r.data_retries))
+    if plan.ttrl.per_query:  # every query may fail, when it is measured and while it is adapted to; the next one comes
+        episodes = plan.ttrl.samples + 1 + MOST_REFUSED * plan.rl.group_size
+        most = max(most, 1 + plan.ttrl.queries * episodes * (1 + r.data_retries))
     return Pool(
         engine,
         place.make_env,

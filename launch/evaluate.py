@@ -65,7 +65,8 @@ def of_run(
 
 
 def held_out(plan: Plan, workdir: Path, seed: int) -> dict[str, dict]:
-    """Summaries, "greedy" and "sampled", on the test split, as eval.final_n and eval.final_samples say."""
+    """Summaries, "greedy" and "sampled", on the test split, as eval.final_n and eval.final_samples say: greedy
+    ones too, for a world may answer otherwise the next time."""
     from models.sampling import Sampling
 
     how = {"temperature": plan.rl.temperature}

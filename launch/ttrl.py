@@ -122,8 +122,8 @@ def each_query(plan: Plan, workdir: cli.Workdir, init: Path | None, result: dict
 
 def adapt_to(parts: "Parts", live: "Live", query: "Task", i: int) -> dict[str, Any] | None:
     """Query i by the policy as it is, `ttrl.steps` steps on it alone, and by the policy that came of them; None where a
-    signal came first. One that cannot be learnt from has `failed`, the reason, and no `after`. Tickets, versions and
-    steps are functions of i: it is the same query whatever came before.
+    signal came first. One that cannot be learnt from has `failed`, the reason, and no `after`; its cost is that of the
+    steps it finished. Tickets, versions and steps are functions of i: it is the same query whatever came before.
     """
     from launch import draws, reinforce
     from rl.loop import Progress

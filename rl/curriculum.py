@@ -138,7 +138,8 @@ class Curriculum:
         """Takes in what all processes told at one cut, in any order; every ticket below `next_ticket` is settled.
 
         What this process has drawn beyond it, under the state before, is under way or waits. With max_staleness 0 it is
-        nothing, in every process alike.
+        nothing, in every process alike; with more, AdaRFT begins in each where that process is, and after a resume
+        where process 0 was.
         """
         if not self._sampler:
             return

@@ -25,8 +25,8 @@ def _diff(path: str, before: str | None, after: str | None) -> Call:
 
 
 def _module(repository: Repository) -> tuple[str, str]:
-    path = sorted(repository.buggy)[0]
-    return path, repository.buggy[path]
+    path = sorted(repository.start)[0]
+    return path, repository.buggy.get(path, "")  # "": the gold patch makes it
 
 
 def _appending(code: str | Callable[[Task, Repository], str]) -> Cheat:

@@ -35,7 +35,7 @@ _PROBING = re.compile(
     rf"|{_AT}(?:ln|kill|pkill|killall|mount|umount|unshare|nohup|setsid)(?![\w.-])"
     rf"|{_PYTHON}\b(?s:.)*\b(?:urllib\.request|urlopen)\b"
     rf"|(?:^|[\s=<>:,]|\(\s*['\"]?){_PLACES}|['\"]{_PLACES}(?!/[!a-zA-Z]?\s*['\",{{;])"  # '/base/p' is a text for sed
-    r"|(?:^|[\s'\"=(])/\S*\bsite-packages\b|^(?:(?!\bcd\s+[\w])(?s:.))*(?<![^\s'\"=<>(])\.\./\.\.|:\(\)\s*\{",
+    r"|(?:^|[\s'\"=(])/\S*\bsite-packages\b|\A(?:(?!\bcd\s+[\w])(?s:.))*(?<![^\s'\"=<>(])\.\./\.\.|:\(\)\s*\{",
     re.MULTILINE,
 )
 _RUNS_TESTS = re.compile(rf"{_AT}(?:\S*/)?(?:{_PYTHON}|pytest|py\.test)(?=\s|$)", re.MULTILINE)

@@ -338,7 +338,7 @@ def grade(
     tree: str,
     package: Package,
     released: Callable[[str], str | None],
-    buggy: Mapping[str, str],
+    buggy: Mapping[str, str | None],
     changed: Mapping[str, str | None],
     data: Mapping[str, Any],
     key: str,
@@ -350,7 +350,8 @@ def grade(
     """Grade what an episode changed.
 
     Args:
-        tree: name of the released tree. released: text of one of its files. buggy: sources where they differ from it.
+        tree: name of the released tree. released: text of one of its files. buggy: sources where they differ from it;
+        None: there is no such file.
         data: of the task: f2p, p2p, variants, events, seconds. key: makes the canaries; secret, and the same for the
             same episode. tried: exploits seen before. test_files: tests where they differ from the released ones.
     """

@@ -23,6 +23,7 @@ import numpy as np
 from envs.base import Message, Task
 from envs.code import operators, tasks
 from envs.code.packages import Package
+from envs.code.tools import lines_of
 
 VERSION = 2  # raise it when they would come out otherwise
 FAMILY = "lesson"
@@ -144,7 +145,7 @@ def _style(word: str) -> str:
 
 
 def _renamed(text: str, new: Mapping[str, str]) -> str:
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     for token in reversed(_names(text) or []):
         (row, begin), (_, end) = token.start, token.end
         line = lines[row - 1]

@@ -149,6 +149,8 @@ def demonstrator(
     if task.family == "impossible" and how == "good":
         return plan([write("give_up", reason="a test contradicts the issue")])
     repository = repositories.of(task)
+    if not repository.buggy:  # an instance whose gold patch makes new files alone
+        return plan(_repair(repository, write) if how == "good" else [write("submit")])
     path = sorted(repository.buggy)[0]
     text, released = repository.buggy[path], repository.released(path) or ""
     right = edits(text, released)

@@ -301,7 +301,7 @@ def _sections(lines: list[str]):
 def _without_hunks(header: Mapping[str, str]):
     """The section of a file of which git says all in its header lines: empty, or only moved."""
     names = header.get("diff --git")
-    if names is None or {"old mode", "new mode"} <= set(header) and "rename from" not in header:
+    if names is None or {"old mode", "new mode"} <= set(header) and not {"rename from", "copy from"} & set(header):
         return
     for kind in ("rename", "copy"):
         if f"{kind} from" in header and f"{kind} to" in header:

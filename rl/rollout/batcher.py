@@ -45,7 +45,8 @@ def pack(
     """Packs episodes into [rows, length] arrays, best-fit decreasing; the same batch whatever order they arrive in.
     Each row of an episode is a segment of its own, anywhere in the batch.
 
-    Used rows come first, and their number is rounded up to `micro_rows`, which is what the learner runs over. Episodes
+    Used rows come first (with several mini-batches an empty micro-batch may stand among them), and their number is
+    rounded up to `micro_rows`, which is what the learner runs over. Episodes
     are dealt to the `minibatches` in turn, as they come by (ticket, member), so that each is a like share of the batch,
     whatever their lengths; its rows are the micro-batches k, k + minibatches, ..., as the learner takes them. On each
     action token of an episode stands its advantage, or that of the turn where it has one for each (by Row.turn); on the

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from envs.code import grade, scripted, tasks, tools
+from envs.base import Task
+from envs.code import cheats, grade, scripted, tasks, tools
 from envs.code.episode import CodeEnv
 from envs.code.packages import is_source, is_test
 from envs.code.repositories import Repositories, read_instances
@@ -93,6 +94,29 @@ def test_gold_makes_the_files_that_the_gold_patch_adds(of, suites):
     for action in scripted._repair(repository, tools.write_tags):
         step = env.step(action)
     assert step.facts["success"] and step.facts["bad_edits"] == 0
+
+
+def test_scripts_act_where_the_gold_patch_makes_new_files_alone(of):
+    test = TEST.replace("calc import", "calc.sums import")
+    env, repository = of(
+        {"calc/__init__.py": "", "calc/x.py": "x = 1\n"}, {"calc/sums.py": RIGHT}, {"tests/test_calc.py": test}
+    )
+    assert not repository.buggy and set(repository.absent) == {"calc/sums.py"}
+
+    class Known:
+        of = staticmethod(lambda task: repository)
+
+    data = {"functions": [], "f2p": ["tests/test_calc.py::test_add"], "p2p": []}
+    task = Task("t", "instance", "train", 0, (), data, 1.0)
+    found = {
+        **scripted.policies(Known, tools.write_tags),
+        **cheats.policies(Known, tools.write_tags, list(cheats.CHEATS)),
+    }
+    shares = [{how: 1.0} for how in scripted.SHARES]
+    teachers = [
+        scripted.demonstrator(task, 0, repositories=Known, write=tools.write_tags, shares=one) for one in shares
+    ]
+    assert all(act([]) for act in [*(policy(task) for policy in found.values()), *teachers])
 
 
 def test_helpers_of_the_tests_are_the_tests(of):

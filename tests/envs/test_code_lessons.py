@@ -80,6 +80,11 @@ def test_an_earlier_function_of_the_same_name_is_no_place_for_a_bug(monkeypatch)
     assert (right, wrong) == (one[:-1], one[:-1].replace("not a", "a"))
 
 
+def test_names_are_changed_where_they_stand_whatever_else_ends_a_line_elsewhere():
+    text = "x = 'a\x85b'  # \x0c\nx.y(x, 'x')\n"
+    assert lessons._renamed(text, {"x": "long"}) == "long = 'a\x85b'  # \x0c\nlong.y(long, 'x')\n"
+
+
 def test_a_lesson_is_judged_by_its_text(world):
     env = world.make_env()
     for task in world.lessons():

@@ -115,6 +115,7 @@ HONEST = [
     "cat toolz/sandbox/core.py", "python -m pytest toolz/sandbox", "grep -rn 'urllib' .", "sed -n 1,20p src/base.py",
     "python -c 'print(sorted([1], key=lambda:()))'", "grep -n kill x.py", "git diff; git show-ref", "ls a/proc b/etc/x",
     "sed -n '/base/p' x", "grep -rn 'pip install' README", "cd src/calc && cat ../../x", "grep 'ln ' x", "echo show",
+    "cd src/calc\ncat ../../x",
 ]  # fmt: skip
 
 
@@ -183,6 +184,7 @@ def test_a_diff_makes_moves_deletes_and_shifts():
         ("a/a.py b/c.py\nsimilarity index 100%\nrename from a.py\nrename to c.py\n", {"a.py": None, "c.py": TEXT}),
         ("a/a.py b/c.py\nsimilarity index 100%\ncopy from a.py\ncopy to c.py\n", {"c.py": TEXT}),
         ("a/a.py b/a.py\nold mode 100644\nnew mode 100755\n", {}),
+        ("a/a.py b/c.py\nold mode 100644\nnew mode 100755\ncopy from a.py\ncopy to c.py\n", {"c.py": TEXT}),
     ],
 )
 def test_what_git_says_without_hunks_is_done(said, wanted):

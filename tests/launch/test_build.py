@@ -165,6 +165,14 @@ def test_no_call_that_a_plan_allows_is_a_hang(search, monkeypatch, deadline_s, w
     assert build.build_pool(plan, None, worlds.Placed(None, None), None)["watchdog_s"] == waits_s
 
 
+def test_every_query_may_fail_before_a_pool_gives_up(search, monkeypatch):
+    monkeypatch.setattr(build, "Pool", lambda *args, **how: how)
+    plan = dataclasses.replace(search, ttrl=dataclasses.replace(search.ttrl, per_query=True, queries=5, samples=16))
+    plan = dataclasses.replace(plan, rollout=dataclasses.replace(plan.rollout, data_retries=1))
+    played = 5 * (16 + 1 + 8 * plan.rl.group_size)  # measured, greedily too, then refused eight times
+    assert build.build_pool(plan, None, worlds.Placed(None, None), None)["failures_in_row"] > played * 2
+
+
 def test_a_fleet_without_members_says_why_before_it_is_a_hang(search, monkeypatch):
     """Also where evaluation has a pool of its own, which has the calls of the other one."""
 

@@ -2638,6 +2638,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "part = episodes % minibatches",
     ),
     Mutant(
+        "tests/launch/test_build.py::test_every_query_may_fail_before_a_pool_gives_up",
+        "launch/build.py",
+        "episodes = plan.ttrl.samples + 1 + MOST_REFUSED * plan.rl.group_size",
+        "episodes = MOST_REFUSED * plan.rl.group_size",
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_names_are_changed_where_they_stand_whatever_else_ends_a_line_elsewhere",
+        "envs/code/lessons.py",
+        "lines = lines_of(text)",
+        "lines = text.splitlines(keepends=True)",
+    ),
+    Mutant(
         "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",
         "launch/report.py",
         "if all(line[when].get(name) is not None for",

@@ -555,8 +555,10 @@ def _changed(upper, folder, given, base, most_bytes):
     if upper is None:
         for top, _, names in os.walk(base):
             paths = (os.path.normpath(os.path.join(os.path.relpath(top, base), name)) for name in names)
-            files.update({path: None for path in paths if path not in seen and "__pycache__" not in path})
-        files.update({path: None for path, was in given.items() if was is not None and path not in seen})
+            missing = [path for path in paths if path not in seen and "__pycache__" not in path]
+            files.update({path: None for path in missing if fits("names", path, None)})
+        missing = [path for path, was in given.items() if was is not None and path not in seen]
+        files.update({path: None for path in missing if fits("names", path, None)})
     return {"files": files, "refused": refused, "gone": gone}
 
 

@@ -6,6 +6,7 @@ hand: a JSONL line has repo, instance_id, base_commit, patch, test_patch, proble
 
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import subprocess
@@ -133,7 +134,8 @@ class Repositories:
         # Configuration is nobody's to change: where the gold patch does, an episode begins with its version.
         sources = {path: text for path, text in changed.items() if path not in hidden and not configures(path)}
         buggy = {path: text for path, text in sources.items() if text is not None}
-        name = f"{data['instance']}-{data['base_commit'][:12]}"
+        patched = hashlib.sha256(f"{data['patch']}\0{data['test_patch']}".encode()).hexdigest()
+        name = f"{data['instance']}-{data['base_commit'][:12]}-{patched[:8]}"  # of a tree that the sandboxes keep
         return Repository(name, package, after, buggy, hidden, {}, frozenset(sources) - frozenset(buggy))
 
 

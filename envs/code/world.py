@@ -1,5 +1,6 @@
 """The code world (SWE-RL): repair a real repository with tools; its own tests, in a sandbox, say whether it works."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import os
@@ -56,8 +57,8 @@ def make_world(
         operators: kinds of bugs; with some of them, no others are made, nor in longer functions: more of these, then.
         lessons: > 0: demonstrations are of so many lessons (lessons.py), with the same bugs, not of training tasks.
         instances, checkouts: a JSONL file in SWE-bench's form and a folder of git repositories: these tasks instead,
-        all in
-            the train split.
+            all in the train split. On first use the suite of each is run twice with its gold patch, and one that does
+            not pass is refused.
         protocol: "tags" or "json", as CodeEnv; "patch": one turn, as PatchEnv.
         show: in the prompt, the "issue" alone, with the "function" of the bug, or with the whole "files" of the bug.
         instruction: a system message. sandboxes: at once; 0: as many as there are cores.
@@ -92,6 +93,9 @@ def make_world(
             if not made:
                 every = _instances(instances) if instances else _built(folder, packages, suites, sizes, seed, kinds)
                 kept = [task for task in every if _wanted(task, families, max_function_lines)]
+                if instances:  # measured here, once: no call of an episode has the time
+                    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                        list(pool.map(repositories.data, kept))
                 made.update({name: [task for task in kept if task.split == name] for name in SPLITS})
         return _Tasks(made[split], prompted)
 

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from envs import make_world
 from envs.base import Task
-from envs.code import cheats, grade, scripted, tasks, tools
+from envs.code import cheats, grade, repositories, scripted, tasks, tools
 from envs.code.episode import CodeEnv
 from envs.code.packages import is_source, is_test
 from envs.code.repositories import Repositories, read_instances
 from envs.code.suite import Suites
+from envs.play import play
 from tests.envs import calc_repo
 
 BUG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
@@ -169,6 +171,18 @@ def test_what_the_gold_suite_does_and_takes_is_measured_once(of, monkeypatch, tm
     (kept,) = (tmp_path / "tasks").glob("t__calc-1-*.jsonl")
     (task,) = tasks.read_tasks(kept)
     assert task.data["events"] == ["os.remove"] and task.data["seconds"] > 1
+
+
+def test_instances_are_measured_where_tasks_are_made_not_in_an_episode(monkeypatch, tmp_path):
+    read(tmp_path, row(tmp_path, BASE, {"calc/__init__.py": RIGHT}, {"tests/test_calc.py": TEST + PASSES}))
+    asked = {"instances": str(tmp_path / "instances.jsonl"), "checkouts": str(tmp_path / "checkouts")}
+    world = make_world("code", data_dir=str(tmp_path / "data"), accept_rlimits=True, sandboxes=1, **asked)
+    measured = []
+    real = repositories._measured
+    monkeypatch.setattr(repositories, "_measured", lambda *what: measured.append(1) or real(*what))
+    (task,) = world.tasks("train")
+    assert measured == [1]
+    assert play(world.make_env(), task, world.policies["gold"](task))[1]["success"] and measured == [1]
 
 
 def test_an_instance_whose_gold_patch_does_not_pass_is_refused(of):

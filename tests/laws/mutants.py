@@ -2322,6 +2322,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "for path in ()]",
     ),
     Mutant(
+        "tests/envs/test_code_instances.py::test_instances_are_measured_where_tasks_are_made_not_in_an_episode",
+        "envs/code/world.py",
+        "list(pool.map(repositories.data, kept))",
+        "pass",
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_lesson_comes_again_under_other_names",
         "envs/code/lessons.py",
         "right, wrong, name = _renamed(right, new), _renamed(wrong, new), new.get(name, name)",

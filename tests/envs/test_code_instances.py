@@ -173,6 +173,13 @@ def test_what_the_gold_suite_does_and_takes_is_measured_once(of, monkeypatch, tm
     assert task.data["events"] == ["os.remove"] and task.data["seconds"] > 1
 
 
+def test_trees_of_one_commit_are_told_apart_by_their_patches(suites, tmp_path):
+    one = row(tmp_path, BASE, {"calc/__init__.py": RIGHT}, {"tests/test_calc.py": TEST + PASSES})
+    other = one | {"patch": one["patch"].replace("a + b", "b + a")}
+    found = [Repositories(tmp_path, suites, tmp_path / "checkouts").of(*read(tmp_path, each)) for each in (one, other)]
+    assert found[0].name != found[1].name and found[1].released("calc/__init__.py") == RIGHT.replace("a + b", "b + a")
+
+
 def test_instances_are_measured_where_tasks_are_made_not_in_an_episode(monkeypatch, tmp_path):
     read(tmp_path, row(tmp_path, BASE, {"calc/__init__.py": RIGHT}, {"tests/test_calc.py": TEST + PASSES}))
     asked = {"instances": str(tmp_path / "instances.jsonl"), "checkouts": str(tmp_path / "checkouts")}

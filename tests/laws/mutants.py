@@ -2322,6 +2322,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "for path in ()]",
     ),
     Mutant(
+        "tests/envs/test_code_instances.py::test_trees_of_one_commit_are_told_apart_by_their_patches",
+        "envs/code/repositories.py",
+        "-{patched[:8]}",
+        "",
+    ),
+    Mutant(
         "tests/envs/test_code_instances.py::test_instances_are_measured_where_tasks_are_made_not_in_an_episode",
         "envs/code/world.py",
         "list(pool.map(repositories.data, kept))",

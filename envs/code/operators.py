@@ -35,6 +35,7 @@ class Site:
     operator: str
     function: str
     lines: int  # of the function
+    outer: str = ""  # the function that it is in, itself or around the one it is of
 
 
 class Source:
@@ -210,11 +211,12 @@ def sites(data: bytes) -> list[Site]:
     """Every site of every operator inside functions, in the order of the source; `valid` says which give a program."""
     source, found = Source(data), []
 
-    def visit(node: ast.AST, function: str, lines: int) -> None:
+    def visit(node: ast.AST, function: str, lines: int, outer: str) -> None:
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if inside or isinstance(node, ast.ClassDef):
             function = f"{function}.{node.name}".lstrip(".")
             lines = node.end_lineno - node.lineno + 1 if inside else 0
+            outer = outer or (function if inside else "")
         body = getattr(node, "body", ()) if inside or isinstance(node, ast.ClassDef | ast.Module) else ()
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and child in body:
@@ -225,10 +227,10 @@ def sites(data: bytes) -> list[Site]:
                 continue
             if function and lines:
                 for name, operator in OPERATORS.items():
-                    found.extend(Site(*change, name, function, lines) for change in operator(source, child))
-            visit(child, function, lines)
+                    found.extend(Site(*change, name, function, lines, outer) for change in operator(source, child))
+            visit(child, function, lines, outer)
 
-    visit(source.tree, "", 0)
+    visit(source.tree, "", 0, "")
     return sorted(set(found))
 
 

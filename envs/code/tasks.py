@@ -326,7 +326,7 @@ def _single(base: Base, suites: Suites, rng: np.random.Generator, kinds: Kinds) 
         kept[site.operator] = kept.get(site.operator, 0) + 1
         if proved:
             kept[path, site.function] = kept.get((path, site.function), 0) + 1
-            yield proved, (path, site.operator, site.function, site.lines)
+            yield proved, (path, site.operator, site.function, site.lines, site.outer)
 
 
 def _several(
@@ -362,7 +362,7 @@ def _regressions(base: Base, suites: Suites, old: Mapping[str, bytes]) -> Iterat
             if kind == "equal" or max(j - i, m - k) > 40:
                 continue
             change = [starts[i], starts[j], "".join(before[k:m])]
-            sites = [(path, "hunk", name, 0) for name in _functions_at(base.tree[path], i, j)]
+            sites = [(path, "hunk", name, 0, name) for name in _functions_at(base.tree[path], i, j)]
             if len({_split(base.package, site) for site in sites}) > 1:
                 continue
             try:
@@ -551,8 +551,8 @@ def _said(outcome: str, *, past: bool = False) -> str:
 
 
 def _split(package: Package, site: tuple) -> str:
-    """The split of every task of one function, drawn by its name."""
-    key = f"{package.name}/{[site[0] + ':' + site[2]]}"
+    """The split of every task of one function and of those in it, drawn by its name."""
+    key = f"{package.name}/{[site[0] + ':' + site[4]]}"
     place = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
     return "validation" if package.split == "train" and place < HELD_OUT else package.split
 

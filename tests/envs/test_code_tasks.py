@@ -151,7 +151,7 @@ def test_no_task_is_of_functions_of_two_splits(monkeypatch):
     package = packages.PACKAGES["isodate"]
     text = "".join(f"def f{i}():\n    return {i}\n\n\n" for i in range(40))
     base = tasks.Base(package, {"src/isodate/a.py": text.encode()}, frozenset({"a", "b"}), (), 0.1, (), ())
-    sites = [("src/isodate/a.py", "compare", f"f{i}", 2) for i in range(40)]
+    sites = [("src/isodate/a.py", "compare", f"f{i}", 2, f"f{i}") for i in range(40)]
     splits = {site[2]: tasks._split(package, site) for site in sites}
     assert set(splits.values()) == {"train", "validation"}
     monkeypatch.setattr(tasks, "prove", lambda base, suites, bug: tasks._Proved(bug, ("t::a",), (), {}, (), ()))
@@ -164,6 +164,23 @@ def test_no_task_is_of_functions_of_two_splits(monkeypatch):
     for family, bug, of in found:
         task = tasks._task(base, family, 1, bug, of)
         assert {splits[name.partition(":")[2]] for name in task.data["functions"]} == {task.split}
+
+
+def test_functions_in_functions_are_of_the_split_of_the_outer_one(monkeypatch):
+    text = "class A:\n" + "".join(
+        f"    def f{i}(a):\n        def g(b):\n            return b < {i}\n" for i in range(40)
+    )
+    package = packages.PACKAGES["isodate"]
+    base = tasks.Base(package, {"src/isodate/a.py": text.encode()}, frozenset({"a", "b"}), (), 0.1, (), ())
+    monkeypatch.setattr(tasks, "prove", lambda base, suites, bug: tasks._Proved(bug, ("t::a",), (), {}, (), ()))
+    kinds = tasks.Kinds(("compare",))
+    one = {
+        site[2]: tasks._split(package, site) for _, site in tasks._single(base, None, np.random.default_rng(0), kinds)
+    }
+    old = {"src/isodate/a.py": text.replace("b < ", "b > ").encode()}
+    hunks = {site[2]: tasks._split(package, site) for _, (site,) in tasks._regressions(base, None, old)}
+    assert len(one) == 40 and set(one.values()) == {"train", "validation"}
+    assert {f"{name}.g": split for name, split in hunks.items()} == one
 
 
 def test_the_functions_at_lines_are_told():

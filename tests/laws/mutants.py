@@ -2334,6 +2334,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
     ),
     Mutant(
+        "tests/envs/test_code_tasks.py::test_functions_in_functions_are_of_the_split_of_the_outer_one",
+        "envs/code/operators.py",
+        'outer = outer or (function if inside else "")',
+        'outer = function if inside else ""',
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_lesson_comes_again_under_other_names",
         "envs/code/lessons.py",
         "right, wrong, name = _renamed(right, new), _renamed(wrong, new), new.get(name, name)",

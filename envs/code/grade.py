@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from envs.code import syntax
 from envs.code.packages import Package, is_source, is_test
 from envs.code.suite import CALL_LIMITS, TEST_LIMITS, Suites
 from envs.sandbox import Limits
@@ -190,7 +191,7 @@ class _Traits:
 def _traits(text: str) -> _Traits | None:
     """None of a text that cannot be read: no Python, or too deep (a long sum is) to be written down again."""
     try:
-        return _read(ast.parse(text.encode()))  # bytes: a coding line decides what they are, here as there
+        return _read(syntax.parse(text.encode()))  # bytes: a coding line decides what they are, here as there
     except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError):
         return None
 

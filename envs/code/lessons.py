@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from envs.base import Message, Task
-from envs.code import operators, tasks
+from envs.code import operators, syntax, tasks
 from envs.code.packages import Package
 from envs.code.tools import lines_of
 
@@ -129,7 +129,7 @@ def _whole(text: str, name: str) -> str:
 def _names(text: str) -> list[tokenize.TokenInfo] | None:
     """The names in a source that a lesson may change; None where it is none."""
     try:
-        ast.parse(text)
+        syntax.parse(text)
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (SyntaxError, tokenize.TokenError):
         return None

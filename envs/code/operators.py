@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+from envs.code import syntax
+
 _SWAPPED = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "in": "not in", "not in": "in", "is": "is not",
     "is not": "is", "+": "-", "-": "+", "*": "+", "/": "*", "//": "/", "%": "//", "**": "*", "<<": ">>", ">>": "<<",
@@ -43,7 +45,7 @@ class Source:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.tree = ast.parse(data)
+        self.tree = syntax.parse(data)
         self._lines = [0]
         for line in data.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -238,7 +240,7 @@ def valid(data: bytes, site: Site) -> bool:
     """Whether the bug changes the source and leaves one that parses."""
     changed = apply(data, [(site.start, site.end, site.text)])
     try:
-        return changed != data and bool(ast.parse(changed))
+        return changed != data and bool(syntax.parse(changed))
     except SyntaxError:
         return False
 

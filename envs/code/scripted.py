@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from envs.base import ScriptedPolicy, Task
+from envs.code import syntax
 from envs.code.repositories import Repositories, Repository
 from envs.code.tools import diff_of, lines_of
 
@@ -68,7 +69,7 @@ def function_text(repository: Repository, name: str) -> tuple[str, str]:
     """(path, source) of a function "path:dotted.name" as an episode sees it; the whole file where it is not found."""
     path, _, dotted = name.partition(":")
     text = repository.seen(path) or ""
-    node: Any = ast.parse(text)
+    node: Any = syntax.parse(text)
     for part in dotted.split("."):
         node = next((child for child in _within(node) if child.name == part), None)
         if node is None:

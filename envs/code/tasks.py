@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from envs.base import Message, Task
-from envs.code import operators
+from envs.code import operators, syntax
 from envs.code.packages import PACKAGES, Package, fetch, is_source, is_test, package_tree, tree
 from envs.code.suite import TEST_LIMITS, Report, Suites
 from envs.code.tools import lines_of
@@ -266,7 +266,7 @@ def _told_apart(base: Base, suites: Suites, files: Mapping[str, str]) -> tuple[t
 def _made_up(calls: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
     """Each call with one argument a little different."""
     for module, function, text in calls:
-        values = ast.literal_eval(text)
+        values = syntax.literal(text)
         for i, value in enumerate(values):
             for other in _near(value):
                 yield module, function, repr((*values[:i], other, *values[i + 1 :]))
@@ -366,7 +366,7 @@ def _regressions(base: Base, suites: Suites, old: Mapping[str, bytes]) -> Iterat
             if len({_split(base.package, site) for site in sites}) > 1:
                 continue
             try:
-                ast.parse(operators.apply(base.tree[path], [tuple(change)]))
+                syntax.parse(operators.apply(base.tree[path], [tuple(change)]))
             except SyntaxError:
                 continue
             proved = prove(base, suites, {path: [change]})
@@ -378,7 +378,7 @@ def _functions_at(data: bytes, i: int, j: int) -> list[str]:
     """Dotted names of the functions that lines i to j, from 0, have a part of, or lie beside where there are none; ""
     of none. Of a function in another, the outer one, whose parts are its own."""
     first, last = (i + 1, j) if i < j else (i, i + 1)
-    found, todo = [], [(ast.parse(data), "")]
+    found, todo = [], [(syntax.parse(data), "")]
     while todo:
         node, prefix = todo.pop()
         for child in ast.iter_child_nodes(node):
@@ -500,7 +500,7 @@ def _written(
 def _parsed(data: bytes) -> tuple[ast.Module, Mapping[str, list[tuple[ast.ImportFrom, str]]]]:
     """A module, empty where it does not parse, and (statement, name there) of what it imports by each name."""
     try:
-        module = ast.parse(data)
+        module = syntax.parse(data)
     except SyntaxError:
         module = ast.Module([], [])
     imports: dict[str, list[tuple[ast.ImportFrom, str]]] = {}

@@ -2340,6 +2340,12 @@ MUTANTS: tuple[Mutant, ...] = (
         'outer = function if inside else ""',
     ),
     Mutant(
+        "tests/envs/test_code_syntax.py::test_threads_may_parse_at_once",
+        "envs/code/syntax.py",
+        "with _LOCK:\n        return ast.parse(source)",
+        "if True:\n        return ast.parse(source)",
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_lesson_comes_again_under_other_names",
         "envs/code/lessons.py",
         "right, wrong, name = _renamed(right, new), _renamed(wrong, new), new.get(name, name)",

@@ -324,8 +324,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/laws/test_code_grading.py::test_the_screen",
         "envs/code/grade.py",
-        "return _read(ast.parse(text.encode()))  # bytes: a coding line decides what they are, here as there",
-        "return _read(ast.parse(text))",
+        "return _read(syntax.parse(text.encode()))  # bytes: a coding line decides what they are, here as there",
+        "return _read(syntax.parse(text))",
     ),
     Mutant(
         "tests/laws/test_code_grading.py::test_what_cannot_be_read_is_no_success",

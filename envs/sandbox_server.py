@@ -278,8 +278,8 @@ def _keep(report, upper, folder, message, base):
     try:
         with os.fdopen(report, "wb") as file:
             file.write(json.dumps(changed).encode())
-    except BrokenPipeError:
-        pass
+    except BrokenPipeError:  # it was more than who reads takes
+        return
 
 
 def _kill_all():

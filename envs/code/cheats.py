@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.base import ScriptedPolicy, Task
+from envs.code.hiding import without_tests
 from envs.code.repositories import Repositories, Repository
 from envs.code.scripted import Write, plan
-from envs.code.tasks import without_tests
 from envs.code.tools import diff_of
 
 Call = tuple[str, dict[str, Any]]

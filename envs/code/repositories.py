@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envs.base import Message, Task
-from envs.code import lessons, tasks, tools
+from envs.code import hiding, lessons, tasks, tools
 from envs.code.grade import configures, literals
 from envs.code.packages import PACKAGES, Package, is_test, package_tree
 from envs.code.suite import TEST_LIMITS, Suites
@@ -112,7 +112,7 @@ class Repositories:
         tree = package_tree(self._data_dir, package)
         tests = tasks.buggy_files(tree, task.data["tests"])
         hidden: Mapping[str, Any] = tests
-        if not tasks.hides_nothing(task):
+        if not hiding.hides_nothing(task):
             hidden = _Hidden(package, tree, task.data["f2p"])
         return Repository(package.name, package, tree, tasks.buggy_files(tree, task.data["bug"]), hidden, tests)
 
@@ -189,7 +189,7 @@ class _Hidden(Mapping):
 
     @functools.cached_property
     def _made(self) -> Mapping[str, str]:
-        return tasks.hidden_tests(*self._of)
+        return hiding.hidden_tests(*self._of)
 
     def __getitem__(self, path: str) -> str:
         return self._made[path]
@@ -232,7 +232,7 @@ def _git(place: pathlib.Path, *arguments: str, stdin: bytes = b"") -> bytes:
 def read_instances(file: pathlib.Path, split: str) -> list[Task]:
     """Tasks of a JSONL file in SWE-bench's form. Raises ValueError naming the line."""
     found, lines = [], {}
-    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):  # texts have others
+    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):  # in a text there may be other ends of lines
         if not line.strip():
             continue
         try:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from envs import make_world
-from envs.code import packages, suite, tasks
+from envs.code import hiding, packages, suite, tasks
 from envs.code.packages import NoPackage, Package
 from envs.play import play
 from tests.envs import calc_repo
@@ -114,7 +114,7 @@ def test_failing_tests_are_hidden_in_half_of_the_tasks(built):
         name = task.data["f2p"][0].rpartition("::")[2]
         seen.add((f"def {name}(" in text, task.family == "impossible" or task.seed % 2 == 1))
     assert seen == {(True, True), (False, False)}
-    without = tasks.without_tests(MORE, ["test_add", "Words::test_words"])
+    without = hiding.without_tests(MORE, ["test_add", "Words::test_words"])
     assert "test_add" not in without and "test_words(" not in without and "class Words" in without
     compile(without, "t", "exec")
 
@@ -127,14 +127,14 @@ def test_a_test_is_hidden_wherever_it_is_written():
         b"class A(Base):\n    def test_m(self):\n        3\n\nsetattr(A, 'test_s', print)\n",
     }
     ids = [f"tests/test_a.py::A::{name}" for name in ("test_m", "test_b", "test_s")]
-    hidden = tasks.hidden_tests(package, files, ids)
+    hidden = hiding.hidden_tests(package, files, ids)
     assert set(hidden) == set(files) and "test_m" not in hidden["tests/__init__.py"]
     assert "def test_n" in hidden["tests/__init__.py"] and "test_b" not in hidden["tests/test_a.py"]
     assert "def test_m" not in hidden["tests/test_a.py"] and hidden["tests/test_a.py"].endswith("\n\nA.test_s = None\n")
 
 
 def test_a_task_whose_hidden_tests_can_be_run_is_none(built):
-    task = next(task for task in built[2] if not tasks.hides_nothing(task))
+    task = next(task for task in built[2] if not hiding.hides_nothing(task))
     (name,) = {test.partition("::")[0] for test in task.data["f2p"]}
     base = tasks.Base(packages.PACKAGES["calc"], {name: MORE.encode()}, frozenset(), (), 0.1, (), ())
     for outcomes, wanted in (({}, True), ({task.data["f2p"][0]: "failed"}, False), ({name: "error"}, False)):

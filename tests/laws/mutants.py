@@ -2777,7 +2777,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tests/envs/test_code_tasks.py::test_a_test_is_hidden_wherever_it_is_written",
-        "envs/code/tasks.py",
+        "envs/code/hiding.py",
         "todo += [(path, (base.id, parts[-1])) for base in bases if isinstance(base, ast.Name)]",
         "pass",
     ),
@@ -2802,7 +2802,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_code_tasks.py::test_instances_are_read_and_refused",
         "envs/code/tasks.py",
-        'return [task_from_json(line) for line in body.split("\\n") if line]  # texts have others',
+        'return [task_from_json(line) for line in body.split("\\n") if line]',
         "return [task_from_json(line) for line in body.splitlines()]",
     ),
     Mutant(

@@ -124,7 +124,8 @@ def make_world(
         **demonstrations,
     }
     lesson_tasks = taught if lessons else None
-    texts = lambda: _texts([*tasks("train"), *(taught() if lessons else ())], demonstrate)  # noqa: E731
+    # A token that only tasks have would be one that no demonstration of a lesson has taught.
+    texts = lambda: _texts(taught() if lessons else tasks("train"), demonstrate)  # noqa: E731
     return World("code", make_env, tasks, policies, texts, demonstrate, by, lessons=lesson_tasks)
 
 

@@ -30,14 +30,17 @@ def engine_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dic
     }
 
 
-def pool_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Of this process's pool alone: what was lost in the step. `rollout/late_attempts` reported after they had been
-    given up; `rollout/lost_threads` hang in a call. Of a fleet `rollout/fleet_started`, `_died`, `_retired` members and
-    `_hung_calls`, and the `rollout/fleet_members` that can be played in now.
+def pool_metrics(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, Mean | float]:
+    """Of this process's pool alone, in the step. `time/world_step_s`: one call of a world's `step`, evaluation's apart.
+    `rollout/late_attempts` reported after they had been given up; `rollout/lost_threads` hang in a call. Of a fleet
+    `rollout/fleet_started`, `_died`, `_retired` members and `_hung_calls`, and the `rollout/fleet_members` that can be
+    played in now.
     """
-    lost = {f"rollout/{name}": now[name] - before[name] for name in ("late_attempts", "lost_threads")}
+    steps_s, steps = (now[name] - before[name] for name in ("world_step_s", "world_steps"))
+    did: dict[str, Mean | float] = {"time/world_step_s": Mean(steps_s, steps)}
+    did |= {f"rollout/{name}": now[name] - before[name] for name in ("late_attempts", "lost_threads")}
     if "fleet_members" not in now:
-        return lost
+        return did
     counted = ("fleet_started", "fleet_died", "fleet_retired", "fleet_hung_calls")
     fleet = {f"rollout/{name}": now[name] - before[name] for name in counted}
-    return {**lost, **fleet, "rollout/fleet_members": now["fleet_members"]}
+    return {**did, **fleet, "rollout/fleet_members": now["fleet_members"]}

@@ -108,6 +108,14 @@ def test_demonstrations_are_of_lessons(world):
     assert 0 < sum(demo.success for demo in demos) < 12
 
 
+def test_the_tokenizer_is_trained_on_what_is_demonstrated(world, monkeypatch):
+    """A token that tasks alone have has an embedding that no demonstration trains: no policy could copy it."""
+    monkeypatch.setattr(tasks, "build", lambda *_, **__: pytest.fail("no task is asked for"))
+    prompts = {task.prompt[-1].content for task in world.lessons()}
+    texts = list(world.texts())
+    assert set(texts[::2]) == prompts and all(re.match(r"<(edit|submit)>", action) for action in texts[1::2])
+
+
 def test_a_wrong_demonstration_edits_what_the_prompt_shows(world):
     seen = set()
     for task, seed in itertools.product(world.lessons(), range(40)):

@@ -2358,6 +2358,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not site.start < site.end <= end:",
     ),
     Mutant(
+        "tests/envs/test_code_lessons.py::test_the_tokenizer_is_trained_on_what_is_demonstrated",
+        "envs/code/world.py",
+        '_texts(taught() if lessons else tasks("train"), demonstrate)',
+        '_texts([*tasks("train"), *(taught() if lessons else ())], demonstrate)',
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_wrong_demonstration_edits_what_the_prompt_shows",
         "envs/code/scripted.py",
         'shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]',
@@ -2938,7 +2944,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "as own:",
     ),
     Mutant(
-        "tests/rl/test_engine_metrics.py::test_what_a_pool_lost_in_a_step",
+        "tests/rl/test_engine_metrics.py::test_what_a_pool_did_and_lost_in_a_step",
         "rl/metrics/engine.py",
         '"rollout/fleet_members": now["fleet_members"]}',
         '"rollout/fleet_members": now["fleet_members"] - before["fleet_members"]}',

@@ -35,10 +35,12 @@ def test_a_step_without_a_measurement_has_none_and_adds_nothing():
     assert both.value == 8 / 20
 
 
-def test_what_a_pool_lost_in_a_step():
-    before, now = {"late_attempts": 1, "lost_threads": 2}, {"late_attempts": 4, "lost_threads": 2}
-    lost = {"rollout/late_attempts": 3, "rollout/lost_threads": 0}
+def test_what_a_pool_did_and_lost_in_a_step():
+    before = {"late_attempts": 1, "lost_threads": 2, "world_steps": 10, "world_step_s": 4.0}
+    now = {"late_attempts": 4, "lost_threads": 2, "world_steps": 16, "world_step_s": 7.0}
+    lost = {"rollout/late_attempts": 3, "rollout/lost_threads": 0, "time/world_step_s": Mean(3.0, 6)}
     assert pool_metrics(before, now) == lost
+    assert math.isnan(pool_metrics(now, now)["time/world_step_s"].value)  # no call, no measurement
     fleet = {"fleet_started": 2, "fleet_died": 0, "fleet_retired": 0, "fleet_hung_calls": 1, "fleet_members": 2}
     later = {"fleet_started": 4, "fleet_died": 1, "fleet_retired": 1, "fleet_hung_calls": 5, "fleet_members": 1}
     assert pool_metrics(before | fleet, now | later) == lost | {

@@ -25,14 +25,15 @@ from envs.code import operators, syntax, tasks
 from envs.code.packages import Package
 from envs.code.tools import lines_of
 
-VERSION = 2  # raise it when they would come out otherwise
+VERSION = 3  # raise it when they would come out otherwise
 FAMILY = "lesson"
 PACKAGE = Package("python", platform.python_version(), "", ("",), ())
 RENAMED = 0.7  # of the names of a function, those that are others in a lesson
+COINED = 0.3  # of the words that are drawn, those that stand nowhere: a policy has to copy them piece by piece
 _MOST_FILE_BYTES = 60_000
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "pydoc_data", "encodings", "turtledemo"}
 _KEPT = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "cls", "args", "kwargs"}
-_PATHS = ("{0}.py", "{0}/__init__.py", "{0}/{1}.py", "src/{0}/{1}.py", "{0}/{1}/{2}.py")
+_PATHS = ("{0}.py", "{0}/__init__.py", "{0}/{1}.py", "src/{0}/{1}.py", "{0}/{1}/{2}.py", "src/{0}/_{1}.py")
 _ERRORS = ("AssertionError", "TypeError", "ValueError", "KeyError", "AttributeError")
 _VALUES = ("None", "True", "False", "0", "1", "12", "'a'", "''", "[]", "[1, 2]", "{'b': 3}", "('x', 7)")
 
@@ -159,13 +160,20 @@ def _lesson(index: int, snippet: Snippet, words: Mapping[str, Sequence[str]], rn
     def pick(found: Sequence[str]) -> str:
         return found[int(rng.integers(len(found)))]
 
-    a, b, c = (pick(words["lower"]) for _ in range(3))
-    path, owner = pick(_PATHS).format(a, b, c), pick(words["title"])
+    def word_of(found: Sequence[str]) -> str:
+        word, other = pick(found), pick(found)
+        if rng.random() < COINED:
+            coined = word[: 1 + int(rng.integers(len(word)))] + other[int(rng.integers(len(other))) :]
+            word = word if coined in _KEPT or coined.startswith("__") else coined
+        return word
+
+    a, b, c = (word_of(words["lower"]) for _ in range(3))
+    path, owner = pick(_PATHS).format(a, b, c), word_of(words["title"])
     right, wrong = _whole(right, owner), _whole(wrong, owner)
     old = list(dict.fromkeys(token.string for token in [*(_names(right) or []), *(_names(wrong) or [])]))
     new, taken = {}, set(old)
     for word in old:
-        other = pick(words.get(_style(word), (word,)))
+        other = word_of(words.get(_style(word), (word,)))
         if word != owner and rng.random() < RENAMED and other not in taken:
             new[word] = other
             taken.add(other)

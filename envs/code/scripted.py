@@ -5,6 +5,7 @@ elsewhere; and an imperfect demonstrator. Each knows the repository as the grade
 import ast
 import difflib
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,9 +19,10 @@ from envs.code.tools import diff_of, lines_of
 
 Write = Callable[..., str]  # (kind, **arguments) -> an action
 
-VERSION = 2  # of the demonstrator: raise it when it would act otherwise
+VERSION = 3  # of the demonstrator: raise it when it would act otherwise
 # What a demonstration does, and how often: the right edit; another line; a wrong text in the right line; none.
 SHARES: Mapping[str, float] = MappingProxyType({"good": 0.4, "elsewhere": 0.25, "wrong_text": 0.25, "none": 0.1})
+SLIPS = 0.15  # of the demonstrations that edit: an edit that is refused comes first, and is then done as it was meant
 _WRONG = (("<", "<="), ("==", "!="), ("True", "False"), (" and ", " or "), ("+", "-"), ("1", "2"), ("0", "1"))
 
 
@@ -140,10 +142,13 @@ def demonstrator(
     repositories: Repositories,
     write: Write,
     shares: Mapping[str, float] = SHARES,
+    slips: float = SLIPS,
 ) -> ScriptedPolicy:
     """A demonstration that is right only sometimes; a pure function of (task, seed)."""
     if abs(sum(shares.values()) - 1) > 1e-6 or not set(shares) <= set(SHARES):
         raise ValueError(f"demonstration shares: got {dict(shares)}, want {sorted(SHARES)} with sum 1")
+    if not 0 <= slips <= 1:
+        raise ValueError(f"demonstration slips: got {slips}, want a share from 0 to 1")
     digest = hashlib.blake2b(f"{task.task_id}/{seed}".encode(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(digest, "big"))
     how = str(rng.choice(list(shares), p=list(shares.values())))
@@ -155,17 +160,42 @@ def demonstrator(
     path = sorted(repository.buggy)[0]
     text, released = repository.buggy[path], repository.released(path) or ""
     right = edits(text, released)
-    if how == "good":
-        return plan(_repair(repository, write))
     if how == "none":
         return plan([write("submit")])
-    if how == "wrong_text":
-        search, replace = right[0]
+    if how == "good":
+        meant, actions = (path, *right[0]), _repair(repository, write)
+    else:
+        meant = (path, *_wrong_edit(task, repository, text, right[0], elsewhere=how == "elsewhere", rng=rng))
+        actions = [_edit(write, *meant), write("submit")]
+    return plan([_edit(write, *_slip(text, *meant, rng)), *actions] if rng.random() < slips else actions)
+
+
+def _edit(write: Write, path: str, search: str, replace: str) -> str:
+    return write("edit", path=path, search=search, replace=replace)
+
+
+def _wrong_edit(
+    task: Task, repository: Repository, text: str, right: tuple[str, str], *, elsewhere: bool, rng: np.random.Generator
+) -> tuple[str, str]:
+    """(search, replace) of an edit that mends nothing: another line, or a wrong text in the right one."""
+    if not elsewhere:
+        search, replace = right
         other = next((replace.replace(a, b, 1) for a, b in _WRONG if a in replace), replace.rstrip("\n") + "  # ?\n")
         if search != other:
-            return plan([write("edit", path=path, search=search, replace=other), write("submit")])
+            return search, other
     shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]
     lines = [line for part in shown for line in lines_of(part) if line.strip() and text.count(line) == 1]
-    line = lines[int(rng.integers(len(lines)))] if lines else right[0][0]
-    other = next((line.replace(a, b, 1) for a, b in _WRONG if a in line), line.rstrip("\n") + "  # ?\n")
-    return plan([write("edit", path=path, search=line, replace=other), write("submit")])
+    line = lines[int(rng.integers(len(lines)))] if lines else right[0]
+    return line, next((line.replace(a, b, 1) for a, b in _WRONG if a in line), line.rstrip("\n") + "  # ?\n")
+
+
+def _slip(text: str, path: str, search: str, replace: str, rng: np.random.Generator) -> tuple[str, str, str]:
+    """An edit of `text` that is refused: as it is meant, without a word of the path, or of the lines, or any change."""
+    kind = str(rng.choice(["path", "search", "same"]))
+    where = path if kind == "path" else search
+    words = list(re.finditer(r"\w+", where))
+    word = words[int(rng.integers(len(words)))] if words else None
+    fewer = where[: word.start()] + where[word.end() :] if word else where
+    if kind == "path":
+        return fewer.lstrip("/"), search, replace  # a path from the root would be an attempt to get out
+    return (path, search, search) if kind == "same" or fewer in text else (path, fewer, replace)

@@ -114,12 +114,15 @@ def make_world(
     policies = scripted.policies(repositories, write)
     if protocol != "patch":
         policies |= cheats.policies(repositories, write, cheat)
+    if protocol == "patch":
+        demonstrations = {"slips": 0.0, **demonstrations}  # there is no second turn
     demonstrate = functools.partial(scripted.demonstrator, repositories=repositories, write=write, **demonstrations)
     by = {
         "version": scripted.VERSION,
         "graded_by": grade.VERSION,
         "protocol": protocol,
         "show": show,
+        "slips": scripted.SLIPS,
         **scripted.SHARES,
         **demonstrations,
     }

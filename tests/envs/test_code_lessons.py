@@ -1,5 +1,6 @@
 """Lessons are of a library, judged by their text, and never among tasks; bugs of chosen kinds are of those alone."""
 
+import functools
 import itertools
 import re
 
@@ -41,9 +42,14 @@ def library(monkeypatch):
 
 
 @pytest.fixture
-def world(library, tmp_path):
+def made(library, tmp_path):
     how = {"data_dir": str(tmp_path), "accept_rlimits": True, "lessons": 3, "max_function_lines": 12}
-    return make_world("code", operators=["compare", "drop_not"], show="function", **how)
+    return functools.partial(make_world, "code", operators=["compare", "drop_not"], show="function", **how)
+
+
+@pytest.fixture
+def world(made):
+    return made()
 
 
 def test_lessons_are_of_the_kinds_asked_in_a_drawn_order(library, tmp_path):
@@ -116,14 +122,39 @@ def test_the_tokenizer_is_trained_on_what_is_demonstrated(world, monkeypatch):
     assert set(texts[::2]) == prompts and all(re.match(r"<(edit|submit)>", action) for action in texts[1::2])
 
 
-def test_a_wrong_demonstration_edits_what_the_prompt_shows(world):
-    seen = set()
+def test_a_wrong_demonstration_edits_what_the_prompt_shows(made):
+    world, seen = made(demonstrations={"slips": 0.0}), set()
     for task, seed in itertools.product(world.lessons(), range(40)):
         action = world.demonstrate(task, seed)([])
         if action.startswith("<edit>"):
             search = action.split("SEARCH\n")[1].split("=======")[0]
             seen.add(search in task.prompt[-1].content)
     assert seen == {True}
+
+
+def test_a_slip_is_refused_and_then_the_edit_is_done_as_it_was_meant(made):
+    worlds, kinds = [made(demonstrations={"slips": slips}) for slips in (0.0, 1.0)], set()
+    env = worlds[0].make_env()
+    for task, seed in itertools.product(worlds[0].lessons(), range(30)):
+        (plain, facts), (slipped, after) = (play(env, task, world.demonstrate(task, seed)) for world in worlds)
+        edited = len(plain) > 1  # the others submit at once
+        assert facts["success"] == after["success"] and slipped[edited:] == plain
+        if edited:
+            assert (after["bad_edits"], facts["bad_edits"], after["exploits"]) == (1, 0, [])
+            kinds.add(next(word for word in ("no file", "0 times", "the same") if word in slipped[0][1]))
+    assert len(kinds) == 3
+
+
+def test_a_world_of_one_turn_has_no_slips_and_bad_shares_are_refused(made):
+    for protocol, slips in (("patch", {0}), ("tags", {0, 1})):
+        world = made(protocol=protocol)
+        found = [world.demonstrate(task, seed)([]) for task in world.lessons() for seed in range(40)]
+        search = r"<<<<<<< SEARCH\n(.*)=======\n(.*)>>>>>>> REPLACE"
+        blocks = [re.search(search, action, re.DOTALL).groups() for action in found if "SEARCH" in action]
+        assert {int(before == after) for before, after in blocks} == slips
+    world = made(demonstrations={"slips": 1.5})
+    with pytest.raises(ValueError, match="slips: got 1.5"):
+        world.demonstrate(world.lessons()[0], 0)
 
 
 def test_a_function_under_an_if_is_found_and_its_inner_one(world, library):

@@ -2364,6 +2364,18 @@ MUTANTS: tuple[Mutant, ...] = (
         '_texts([*tasks("train"), *(taught() if lessons else ())], demonstrate)',
     ),
     Mutant(
+        "tests/envs/test_code_lessons.py::test_a_slip_is_refused_and_then_the_edit_is_done_as_it_was_meant",
+        "envs/code/scripted.py",
+        'if kind == "same" or fewer in text else',
+        'if kind == "same" else',
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_a_world_of_one_turn_has_no_slips_and_bad_shares_are_refused",
+        "envs/code/world.py",
+        'demonstrations = {"slips": 0.0, **demonstrations}',
+        "demonstrations = {**demonstrations}",
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_wrong_demonstration_edits_what_the_prompt_shows",
         "envs/code/scripted.py",
         'shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]',

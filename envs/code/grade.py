@@ -13,6 +13,7 @@ that newly needs one of its words. A suite that a loaded machine is too slow for
 """
 
 import ast
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -391,27 +392,43 @@ def grade(
 class Grades:
     """Grades by what was changed: the same change of the same task is graded once. A run that was stopped is not kept.
 
-    Threads may share it; two of them may grade the same at once.
+    Threads may share it: who asks for what is being graded waits for that grade, or gets the error that it ended in.
+    Members of a group often make one change, all at once.
     """
 
     def __init__(self, most: int = 20_000) -> None:
         self._most, self._lock = most, threading.Lock()
         self._known: dict[bytes, Grade] = {}
+        self._running: dict[bytes, concurrent.futures.Future[Grade]] = {}
 
     def of(self, what: Sequence[Any], make: Callable[[], Grade]) -> Grade:
         """The grade of `what` (JSON-serialisable), made if it is not known."""
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).digest()
         with self._lock:
-            known = self._known.get(key)
+            known, running = self._known.get(key), self._running.get(key)
+            if known is None and running is None:
+                own = self._running[key] = concurrent.futures.Future()
         if known is not None:
             return known
-        made = make()
-        if made.stopped is None:
-            with self._lock:
+        if running is not None:
+            return running.result()
+        try:
+            made = make()
+        except BaseException as error:
+            self._ended(key, None)
+            own.set_exception(error)
+            raise
+        self._ended(key, made)
+        own.set_result(made)
+        return made
+
+    def _ended(self, key: bytes, made: Grade | None) -> None:
+        with self._lock:
+            del self._running[key]
+            if made is not None and made.stopped is None:
                 if len(self._known) >= self._most:
                     self._known.clear()
                 self._known[key] = made
-        return made
 
 
 def _hidden_calls(

@@ -2358,6 +2358,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not site.start < site.end <= end:",
     ),
     Mutant(
+        "tests/laws/test_code_grading.py::test_a_change_that_is_being_graded_is_waited_for",
+        "envs/code/grade.py",
+        "if running is not None:\n            return running.result()",
+        "if running is not None:\n            return make()",
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_the_tokenizer_is_trained_on_what_is_demonstrated",
         "envs/code/world.py",
         '_texts(taught() if lessons else tasks("train"), demonstrate)',

@@ -3,7 +3,12 @@
 A missing test is a failure, a fault of the sandbox is no grade, and every cheat earns nothing and is seen.
 """
 
+import concurrent.futures
 import dataclasses
+import sys
+import threading
+import time
+import traceback
 
 import pytest
 
@@ -375,3 +380,33 @@ def test_the_same_change_is_graded_once_and_a_stopped_run_again():
         grades.of(what, lambda: grading(stopped))  # noqa: B023
     grades.of(["t", {"a": "y"}], lambda: grading(None))
     assert made == [None, "time", None]
+
+
+def _waiting() -> int:
+    """Threads that wait for the result of a future."""
+    stacks = (traceback.walk_stack(frame) for frame in sys._current_frames().values())
+    code = concurrent.futures.Future.result.__code__
+    return sum(any(frame.f_code is code for frame, _ in stack) for stack in stacks)
+
+
+@pytest.mark.parametrize("error", [None, OSError("no sandbox")])
+def test_a_change_that_is_being_graded_is_waited_for(error):
+    """Eight at once: one run, its grade or its error for each; nothing of one that was stopped, or failed, is kept."""
+    made, grades, may_end = [], grade.Grades(), threading.Event()
+
+    def grading():
+        made.append(None)
+        assert may_end.wait(30)
+        if error is not None:
+            raise error
+        return grade.Grade(True, 1.0, 1.0, 1.0, (), True, "time", 0.0)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(grades.of, ["t", {"a": "x"}], grading) for _ in range(8)]
+        while len(made) + _waiting() < 8:
+            time.sleep(0.001)
+        may_end.set()
+    found = [future.exception() or future.result() for future in asked]
+    assert len(made) == 1 and len({id(one) for one in found}) == 1
+    assert found[0] is error if error else found[0].success
+    assert not grades._running and not grades._known

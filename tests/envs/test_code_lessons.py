@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs import make_world
-from envs.code import lessons, operators, tasks
+from envs.code import lessons, operators, scripted, tasks
 from envs.code.scripted import function_text
 from envs.play import play
 from launch import build
@@ -143,6 +143,13 @@ def test_a_slip_is_refused_and_then_the_edit_is_done_as_it_was_meant(made):
             assert (after["bad_edits"], facts["bad_edits"], after["exploits"]) == (1, 0, [])
             kinds.add(next(word for word in ("no file", "0 times", "the same") if word in slipped[0][1]))
     assert len(kinds) == 3
+
+
+def test_what_is_left_of_a_line_without_a_word_may_stand_in_the_file():
+    text = "def f(x):\n"
+    for seed in range(30):
+        path, search, replace = scripted._slip(text, "a.py", text, "def g(x):\n", np.random.default_rng(seed))
+        assert path == ".py" or search == replace or search not in text
 
 
 def test_a_world_of_one_turn_has_no_slips_and_bad_shares_are_refused(made):

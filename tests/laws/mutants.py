@@ -2372,6 +2372,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_code_lessons.py::test_a_slip_is_refused_and_then_the_edit_is_done_as_it_was_meant",
         "envs/code/scripted.py",
+        'return fewer.lstrip("/"), search, replace',
+        "return fewer, search, replace",
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_what_is_left_of_a_line_without_a_word_may_stand_in_the_file",
+        "envs/code/scripted.py",
         'if kind == "same" or fewer in text else',
         'if kind == "same" else',
     ),

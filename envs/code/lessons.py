@@ -14,6 +14,7 @@ import itertools
 import keyword
 import pathlib
 import platform
+import re
 import sysconfig
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +26,17 @@ from envs.code import operators, syntax, tasks
 from envs.code.packages import Package
 from envs.code.tools import lines_of
 
-VERSION = 3  # raise it when they would come out otherwise
+VERSION = 4  # raise it when they would come out otherwise
 FAMILY = "lesson"
 PACKAGE = Package("python", platform.python_version(), "", ("",), ())
-RENAMED = 0.7  # of the names of a function, those that are others in a lesson
-COINED = 0.3  # of the words that are drawn, those that stand nowhere: a policy has to copy them piece by piece
+RENAMED = 0.7  # of the words of a function, those that are others in a lesson
+COINED = 0.5  # of the words that are drawn, those that stand nowhere: a policy has to copy them piece by piece
 _MOST_FILE_BYTES = 60_000
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "pydoc_data", "encodings", "turtledemo"}
 _KEPT = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "cls", "args", "kwargs"}
 _PATHS = ("{0}.py", "{0}/__init__.py", "{0}/{1}.py", "src/{0}/{1}.py", "{0}/{1}/{2}.py", "src/{0}/_{1}.py")
 _ERRORS = ("AssertionError", "TypeError", "ValueError", "KeyError", "AttributeError")
+_WORD = re.compile(r"[^\W\d]\w{2,}")
 _VALUES = ("None", "True", "False", "0", "1", "12", "'a'", "''", "[]", "[1, 2]", "{'b': 3}", "('x', 7)")
 
 Snippet = tuple[str, str, str, str]  # a function's text with and without the bug, its name, and the operator
@@ -96,9 +98,9 @@ def _snippets(kinds: tasks.Kinds) -> tuple[list[Snippet], dict[str, list[str]]]:
             bug = [(site.start - begin, site.end - begin, site.text)]
             right = data[begin:end]
             snippet = (right.decode(), operators.apply(right, bug).decode(), name, site.operator)
-            if all(_names(_whole(text, "A")) is not None for text in snippet[:2]):
+            if all(_words(_whole(text, "A")) is not None for text in snippet[:2]):
                 found.append(snippet)
-                words |= {token.string for token in _names(_whole(snippet[0], "A"))}
+                words |= {word for word, _ in _words(_whole(snippet[0], "A"))}
     by_style: dict[str, list[str]] = {"lower": ["thing"], "title": ["Thing"]}
     for word in sorted(words):
         if 1 < len(word) <= 20:
@@ -127,15 +129,24 @@ def _whole(text: str, name: str) -> str:
     return (f"class {name}:\n" if text[:1].isspace() else "") + text.rstrip("\n") + "\n"
 
 
-def _names(text: str) -> list[tokenize.TokenInfo] | None:
-    """The names in a source that a lesson may change; None where it is none."""
+def _words(text: str) -> list[tuple[str, int]] | None:
+    """(word, where it begins) of the names in a source that a lesson may change, and of the words of its comments and
+    plain strings; None where it is none.
+    """
     try:
         syntax.parse(text)
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (SyntaxError, tokenize.TokenError):
         return None
-    names = (token for token in tokens if token.type == tokenize.NAME and token.string not in _KEPT)
-    return [token for token in names if not token.string.startswith("__")]
+    begins = list(itertools.accumulate(map(len, lines_of(text)), initial=0))
+    found = []
+    for token in tokens:
+        begin = begins[token.start[0] - 1] + token.start[1]
+        if token.type == tokenize.NAME:
+            found.append((token.string, begin))
+        elif token.type == tokenize.COMMENT or (token.string[:1] in "'\"" and "\\" not in token.string):
+            found += [(match.group(), begin + match.start()) for match in _WORD.finditer(token.string)]
+    return [(word, at) for word, at in found if word not in _KEPT and not word.startswith("__")]
 
 
 def _style(word: str) -> str:
@@ -146,12 +157,9 @@ def _style(word: str) -> str:
 
 
 def _renamed(text: str, new: Mapping[str, str]) -> str:
-    lines = lines_of(text)
-    for token in reversed(_names(text) or []):
-        (row, begin), (_, end) = token.start, token.end
-        line = lines[row - 1]
-        lines[row - 1] = line[:begin] + new.get(token.string, token.string) + line[end:]
-    return "".join(lines)
+    for word, at in sorted(_words(text) or [], key=lambda found: -found[1]):
+        text = text[:at] + new.get(word, word) + text[at + len(word) :]
+    return text
 
 
 def _lesson(index: int, snippet: Snippet, words: Mapping[str, Sequence[str]], rng: np.random.Generator) -> Task:
@@ -170,7 +178,7 @@ def _lesson(index: int, snippet: Snippet, words: Mapping[str, Sequence[str]], rn
     a, b, c = (word_of(words["lower"]) for _ in range(3))
     path, owner = pick(_PATHS).format(a, b, c), word_of(words["title"])
     right, wrong = _whole(right, owner), _whole(wrong, owner)
-    old = list(dict.fromkeys(token.string for token in [*(_names(right) or []), *(_names(wrong) or [])]))
+    old = list(dict.fromkeys(word for word, _ in [*(_words(right) or []), *(_words(wrong) or [])]))
     new, taken = {}, set(old)
     for word in old:
         other = word_of(words.get(_style(word), (word,)))

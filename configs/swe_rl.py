@@ -73,12 +73,12 @@ def _tiny(c):
     c.sft.steps = 2500
     c.sft.length = 512
     c.batch.rows = 192
-    c.rl.steps = 45
+    c.rl.steps = 40
     c.rl.groups_per_batch = 12
     c.rl.group_size = 16  # members that make the same edit are graded once
     c.rl.learning_rate = 6e-4
     c.rl.schedule = "linear"
-    c.eval.every = 15
+    c.eval.every = 10
     c.eval.n = 56
     c.eval.final_n = 60
     c.eval.final_samples = 4

@@ -19,7 +19,7 @@ from envs.code.tools import diff_of, lines_of
 
 Write = Callable[..., str]  # (kind, **arguments) -> an action
 
-VERSION = 3  # of the demonstrator: raise it when it would act otherwise
+VERSION = 4  # of the demonstrator: raise it when it would act otherwise
 # What a demonstration does, and how often: the right edit; another line; a wrong text in the right line; none.
 SHARES: Mapping[str, float] = MappingProxyType({"good": 0.4, "elsewhere": 0.25, "wrong_text": 0.25, "none": 0.1})
 SLIPS = 0.15  # of the demonstrations that edit: an edit that is refused comes first, and is then done as it was meant

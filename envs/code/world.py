@@ -182,7 +182,8 @@ def _prompted(repositories: Repositories, show: str, instruction: str, protocol:
         parts += [f"--- BEGIN FILE ---\n### {path}\n{text}\n--- END FILE ---" for path, text in files]
     elif show == "function":
         shown = (scripted.function_text(repository, name) for name in task.data["functions"])
-        parts += [f"{path}\n{text}" for path, text in shown]
+        # A blank before the path, as in an action: its tokens are the same there.
+        parts += [f"### {path}\n{text}" for path, text in shown]
     if protocol == "patch":
         parts.append(f"Answer in this form:\n{similarity.FORM}")
     system = (Message("system", instruction),) if instruction else ()

@@ -91,6 +91,15 @@ def test_names_are_changed_where_they_stand_whatever_else_ends_a_line_elsewhere(
     assert lessons._renamed(text, {"x": "long"}) == "long = 'a\x85b'  # \x0c\nlong.y(long, 'x')\n"
 
 
+def test_words_of_comments_and_plain_strings_are_changed_like_names():
+    """But none where an escape or a prefix could change what the text means, and no keyword."""
+    text = 'def road(self):  # not the road\n    """The road\n    is long."""\n'
+    kept = 'return "\\\\road", f"{road} road", rb"road", self\n'
+    new = {"road": "way", "long": "short", "not": "or", "self": "x"}
+    changed = 'def way(self):  # not the way\n    """The way\n    is short."""\n'
+    assert lessons._renamed(f"{text}    {kept}", new) == f"{changed}    {kept}"
+
+
 def test_a_lesson_is_judged_by_its_text(world):
     env = world.make_env()
     for task in world.lessons():

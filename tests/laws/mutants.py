@@ -2700,8 +2700,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tests/envs/test_code_lessons.py::test_names_are_changed_where_they_stand_whatever_else_ends_a_line_elsewhere",
         "envs/code/lessons.py",
-        "lines = lines_of(text)",
-        "lines = text.splitlines(keepends=True)",
+        "map(len, lines_of(text))",
+        "map(len, text.splitlines(keepends=True))",
+    ),
+    Mutant(
+        "tests/envs/test_code_lessons.py::test_words_of_comments_and_plain_strings_are_changed_like_names",
+        "envs/code/lessons.py",
+        'and "\\\\" not in token.string',
+        "and token.string",
     ),
     Mutant(
         "tests/launch/test_report.py::test_a_world_without_searches_has_tables_too",

@@ -6,10 +6,11 @@ Run:    python -m launch.quickstart --config=configs/swe_rl.py --workdir=runs/sw
         python -m launch.train --config=configs/swe_rl.py:model=qwen2.5-coder-7b --workdir=runs/swe_rl/qwen
         (accelerators; the model's Hugging Face folder at models/Qwen2.5-Coder-7B-Instruct)
 Needs:  bubblewrap and user namespaces (envs/sandbox.py says what is missing), and a network once, for 24 source
-        distributions. The tasks are made and proved on first use: 15 minutes on two cores.
-Cost:   not measured yet.
-Expect: not measured yet. The tiny policy is asked for bugs of one operator in functions of at most 12 lines, which its
-        prompt shows; held-out functions are the validation split, three other packages the test split.
+        distributions. The tasks are made and proved on first use: 3 to 15 minutes on two cores.
+Cost:   about 20 minutes on two cores (not measured as it stands: its parts were).
+Expect: not measured as it stands; its parts gained 13 to 17 points in success, one seed each (LOG.md). The tiny policy
+        is asked for bugs in conditions, in functions of at most 12 lines, which its prompt shows; held-out functions
+        are the validation split, three other packages the test split.
 """
 
 from configs.arg import ConfigError, parse_arg
@@ -41,8 +42,8 @@ def get_config(arg: str = ""):
 
 def _tiny(c):
     c.world.options.families = ["one"]
-    c.world.options.operators = ["negate", "compare", "boolean", "arithmetic", "drop_not", "augmented", "truth"]
-    c.world.options.sizes = {"one": 80}
+    c.world.options.operators = ["negate", "compare", "drop_not"]  # of conditions
+    c.world.options.sizes = {"one": 200}
     # All but simpleeval, whose suite takes three times as long as the others: two cores spend the time in the suites.
     c.world.options.packages = [
         "toolz", "cachetools", "voluptuous", "schema", "tabulate", "semver", "xmltodict", "parse", "isodate",
@@ -76,11 +77,12 @@ def _tiny(c):
     c.rl.steps = 40
     c.rl.groups_per_batch = 12
     c.rl.group_size = 16  # members that make the same edit are graded once
+    c.rl.temperature = 0.7  # of training and of what is measured: at 1 most edits of the tiny policy miscopy something
     c.rl.learning_rate = 6e-4
     c.rl.schedule = "linear"
     c.eval.every = 10
-    c.eval.n = 56
-    c.eval.final_n = 60
+    c.eval.n = 46
+    c.eval.final_n = 47
     c.eval.final_samples = 4
     return c
 

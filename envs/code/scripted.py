@@ -19,11 +19,14 @@ from envs.code.tools import diff_of, lines_of
 
 Write = Callable[..., str]  # (kind, **arguments) -> an action
 
-VERSION = 4  # of the demonstrator: raise it when it would act otherwise
+VERSION = 5  # of the demonstrator: raise it when it would act otherwise
 # What a demonstration does, and how often: the right edit; another line; a wrong text in the right line; none.
 SHARES: Mapping[str, float] = MappingProxyType({"good": 0.4, "elsewhere": 0.25, "wrong_text": 0.25, "none": 0.1})
 SLIPS = 0.15  # of the demonstrations that edit: an edit that is refused comes first, and is then done as it was meant
-_WRONG = (("<", "<="), ("==", "!="), ("True", "False"), (" and ", " or "), ("+", "-"), ("1", "2"), ("0", "1"))
+_OPPOSITES = (
+    ("<", "<="), ("==", "!="), ("True", "False"), (" and ", " or "), ("+", "-"), ("1", "2"), ("0", "1"),
+    ("if ", "if not "),
+)  # fmt: skip
 
 
 def edits(before: str, after: str) -> list[tuple[str, str]]:
@@ -177,16 +180,27 @@ def _edit(write: Write, path: str, search: str, replace: str) -> str:
 def _wrong_edit(
     task: Task, repository: Repository, text: str, right: tuple[str, str], *, elsewhere: bool, rng: np.random.Generator
 ) -> tuple[str, str]:
-    """(search, replace) of an edit that mends nothing: another line, or a wrong text in the right one."""
-    if not elsewhere:
-        search, replace = right
-        other = next((replace.replace(a, b, 1) for a, b in _WRONG if a in replace), replace.rstrip("\n") + "  # ?\n")
-        if search != other:
-            return search, other
+    """(search, replace) of an edit that mends nothing: another line, or a wrong text in the right one. Where nothing
+    can be turned into its opposite, a comment is added.
+    """
+    search, replace = right
+    if not elsewhere and search != (other := _turned(replace) or _remarked(replace)):
+        return search, other
     shown = [function_text(repository, name)[1] for name in task.data["functions"]] or [text]
     lines = [line for part in shown for line in lines_of(part) if line.strip() and text.count(line) == 1]
-    line = lines[int(rng.integers(len(lines)))] if lines else right[0]
-    return line, next((line.replace(a, b, 1) for a, b in _WRONG if a in line), line.rstrip("\n") + "  # ?\n")
+    others = [line for line in lines if line not in search] or lines or [search]
+    likely = [line for line in others if _turned(line)] or others
+    line = likely[int(rng.integers(len(likely)))]
+    return line, _turned(line) or _remarked(line)
+
+
+def _turned(line: str) -> str | None:
+    """A line with the first thing in it that has an opposite turned into that; None where there is none."""
+    return next((line.replace(a, b, 1) for a, b in _OPPOSITES if a in line), None)
+
+
+def _remarked(line: str) -> str:
+    return line.rstrip("\n") + "  # ?\n"
 
 
 def _slip(text: str, path: str, search: str, replace: str, rng: np.random.Generator) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from envs import make_world
+from envs.base import Message, Task
 from envs.code import lessons, operators, scripted, tasks
 from envs.code.scripted import function_text
 from envs.play import play
@@ -139,6 +140,25 @@ def test_a_wrong_demonstration_edits_what_the_prompt_shows(made):
             search = action.split("SEARCH\n")[1].split("=======")[0]
             seen.add(search in task.prompt[-1].content)
     assert seen == {True}
+
+
+def test_a_wrong_edit_is_of_a_line_that_can_be_turned_where_there_is_one():
+    """Not of any line with a comment added: a policy that unlearns the comment is left with an edit of nothing."""
+    right = ("    if not a:\n", "    if a:\n")
+    shown = "def f(a):\n    # why\n    if not a:\n        return b == 3\n    return None\n"
+    task = Task("t", "one", "train", 0, (Message("user", ""),), {"functions": ["a.py:f"]}, 1.0)
+
+    class Seen:
+        seen = staticmethod(lambda path: shown)
+
+    def wrong(elsewhere):
+        rngs = map(np.random.default_rng, range(20))
+        return {scripted._wrong_edit(task, Seen, shown, right, elsewhere=elsewhere, rng=rng) for rng in rngs}
+
+    assert wrong(elsewhere=True) == {("        return b == 3\n", "        return b != 3\n")}
+    assert wrong(elsewhere=False) == {("        return b == 3\n", "        return b != 3\n")}  # `if not a` is the bug
+    right = ("    return None\n", "    return a\n")
+    assert wrong(elsewhere=False) == {("    return None\n", "    return a  # ?\n")}
 
 
 def test_a_slip_is_refused_and_then_the_edit_is_done_as_it_was_meant(made):

@@ -2370,6 +2370,12 @@ MUTANTS: tuple[Mutant, ...] = (
         '_texts([*tasks("train"), *(taught() if lessons else ())], demonstrate)',
     ),
     Mutant(
+        "tests/envs/test_code_lessons.py::test_a_wrong_edit_is_of_a_line_that_can_be_turned_where_there_is_one",
+        "envs/code/scripted.py",
+        "likely = [line for line in others if _turned(line)] or others",
+        "likely = others",
+    ),
+    Mutant(
         "tests/envs/test_code_lessons.py::test_a_slip_is_refused_and_then_the_edit_is_done_as_it_was_meant",
         "envs/code/scripted.py",
         'return fewer.lstrip("/"), search, replace',

@@ -112,10 +112,10 @@ def make_world(
         make_env()  # bad options end here, not in a worker thread
     write = scripted.write_patch if protocol == "patch" else tools.PROTOCOLS[protocol].write
     policies = scripted.policies(repositories, write)
-    if protocol != "patch":
-        policies |= cheats.policies(repositories, write, cheat)
     if protocol == "patch":
         demonstrations = {"slips": 0.0, **demonstrations}  # there is no second turn
+    else:
+        policies |= cheats.policies(repositories, write, cheat)
     demonstrate = functools.partial(scripted.demonstrator, repositories=repositories, write=write, **demonstrations)
     by = {
         "version": scripted.VERSION,

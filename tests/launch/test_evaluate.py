@@ -60,7 +60,8 @@ def test_the_world_says_how_an_episode_ended():
 def test_who_is_held_out_is_asked_as_often_as_the_config_says(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(evaluate, "of_run", lambda plan, workdir, **how: asked.update(how))
-    plan = make_plan(swe_rl.get_config())
-    evaluate.held_out(plan, tmp_path, 3)
-    assert (asked["split"], asked["n"], asked["samples"], asked["seed"]) == ("test", 60, 4, 3)
+    config = swe_rl.get_config()
+    config.eval.final_n, config.eval.final_samples = 45, 3
+    evaluate.held_out(make_plan(config), tmp_path, 3)
+    assert (asked["split"], asked["n"], asked["samples"], asked["seed"]) == ("test", 45, 3, 3)
     assert [sampling.greedy for sampling in asked["samplings"].values()] == [True, False]

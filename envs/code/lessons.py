@@ -1,7 +1,7 @@
 """Lessons: bugs of the same operators in functions of Python's own library, under other names. Demonstrations are of
 these; no policy is asked them.
 
-A lesson is a file of one function. Its path and most of its names are drawn: whoever repairs it must read what stands
+A lesson is a file of one function. Its path and most of its words are drawn: whoever repairs it must read what stands
 there, for there is nothing to remember. No test was run for any: a lesson is judged by its text, right is the one
 without the bug. None of the functions is in a task. Which there are depends on the version of Python.
 """
@@ -80,7 +80,7 @@ def _tree(root: pathlib.Path) -> Mapping[str, bytes]:
 
 
 def _snippets(kinds: tasks.Kinds) -> tuple[list[Snippet], dict[str, list[str]]]:
-    """Every function of the library with every bug of `kinds`, and by style the names that stand in them."""
+    """Every function of the library with every bug of `kinds`, and by style the words that stand in them."""
     found, words = [], set()
     for data in tree().values():
         try:

@@ -110,17 +110,21 @@ def policies(repositories: Repositories, write: Write) -> dict[str, Callable[[Ta
     return {"gold": gold, "noop": lambda task: plan([write("submit")]), "wrong": wrong}
 
 
+def _edit(write: Write, path: str, search: str, replace: str) -> str:
+    return write("edit", path=path, search=search, replace=replace)
+
+
 def _commented(repository: Repository, write: Write, path: str, line: str) -> str:
     text = repository.buggy[path]
     search, replace = edits(text, text + "\n# it is right as it is\n")[0]
-    return write("edit", path=path, search=search, replace=replace)
+    return _edit(write, path, search, replace)
 
 
 def _repair(repository: Repository, write: Write) -> list[str]:
     actions = []
     for path, text in sorted(repository.buggy.items()):
         for search, replace in edits(text, repository.released(path) or ""):
-            actions.append(write("edit", path=path, search=search, replace=replace))
+            actions.append(_edit(write, path, search, replace))
     added = [diff_of(path, None, repository.tree[path].decode()) for path in sorted(repository.absent)]
     if added:
         actions.append(write("patch", diff="".join(added)))
@@ -171,10 +175,6 @@ def demonstrator(
         meant = (path, *_wrong_edit(task, repository, text, right[0], elsewhere=how == "elsewhere", rng=rng))
         actions = [_edit(write, *meant), write("submit")]
     return plan([_edit(write, *_slip(text, *meant, rng)), *actions] if rng.random() < slips else actions)
-
-
-def _edit(write: Write, path: str, search: str, replace: str) -> str:
-    return write("edit", path=path, search=search, replace=replace)
 
 
 def _wrong_edit(

@@ -403,7 +403,9 @@ def test_a_change_that_is_being_graded_is_waited_for(error):
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(grades.of, ["t", {"a": "x"}], grading) for _ in range(8)]
+        until = time.monotonic() + 30
         while len(made) + _waiting() < 8:
+            assert time.monotonic() < until
             time.sleep(0.001)
         may_end.set()
     found = [future.exception() or future.result() for future in asked]
